@@ -90,7 +90,8 @@ class Peer:
         largest_stored_bytes: a larger entry that is no chunk is refused, and those behind it are
         stored, as by a topic's policy. tells_of_topics: clients may watch the namespace, and are
         told by ``tell_of_topics``. unloads_at: commands of consumers that the broker answers by
-        ending the consumer, each once, as while it unloads the topic. missing_topics: the broker
+        ending the consumer, each once, as while it unloads the topic. refuse_producers: error codes
+        for the next producers, taken one by one. missing_topics: the broker
         knows no topics of these names. terminated_topics: take no producer. most_producers: a topic
         has so many at once, by a policy, and then a number is known under the name of its producer
         alone. partitions: how many a topic has; none if it is not named. subscriptions: the durable
@@ -133,6 +134,7 @@ class Peer:
     drop_after_sends: int | None = None
     drop_after_received: int | None = None
     refuse_send: int | None = None
+    refuse_producers: list[pb.ServerError] = field(default_factory=list)
     received: list[bytes] = field(default_factory=list)
     pushes_only: bool = False
     loads_anew: bool = False
@@ -341,6 +343,9 @@ class Peer:
                     event.request_id, pb.TopicTerminatedError, "Topic was already terminated"
                 )
             )
+        elif isinstance(event, pb.CommandProducer) and self.refuse_producers:
+            code = self.refuse_producers.pop(0)
+            connection.send(commands.error(event.request_id, code, "the test says no"))
         elif isinstance(event, pb.CommandProducer) and self._is_full(event.topic):
             full = f"Topic '{event.topic}' reached max producers limit"
             connection.send(commands.error(event.request_id, pb.ProducerBusy, full))

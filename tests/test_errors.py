@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from ledgerlake import errors
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.failures import own_error
 
 CLASSES = [
@@ -81,5 +82,11 @@ def test_retrying_is_decided_by_the_error_alone() -> None:
     assert errors.is_retryable(errors.DeadlineError("x"))
     assert errors.is_retryable(errors.BrokerError("x", code="ServiceNotReady"))
     assert not errors.is_retryable(errors.BrokerError("x", code="AuthorizationError"))
+    # A newer broker has codes that are not known here.
+    assert not errors.is_retryable(errors.BrokerError("x", code="4711"))
     assert not errors.is_retryable(errors.UsageError("x"))
     assert not errors.is_retryable(ValueError("x"))
+
+
+def test_of_each_code_of_the_broker_it_is_decided_whether_it_passes_with_time() -> None:
+    assert list(errors.BROKER_CODES) == list(pb.ServerError.keys())

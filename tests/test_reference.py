@@ -110,7 +110,9 @@ def test_every_command_is_there_with_each_of_its_arguments() -> None:
 
 
 def test_every_error_is_there() -> None:
-    assert first_cells("errors.md") == [error.__name__ for error in reference.error_classes()]
+    assert first_cells("errors.md", "Errors") == [
+        error.__name__ for error in reference.error_classes()
+    ]
 
 
 def test_every_name_of_the_api_is_there_with_its_methods() -> None:

@@ -275,9 +275,15 @@ def errors_page() -> str:
             "succeed later.\n",
             _table(("error", "whose fault", "cause", "what to do", "retry", "lost", "exit"), rows),
             "## Codes of the broker\n",
-            "A `BrokerError` has the protocol's name of its reason in `code`. These codes pass "
-            "with time, and are tried again:\n"
-            f"{', '.join(f'`{code}`' for code in sorted(errors.RETRYABLE_CODES))}.\n",
+            "A `BrokerError` has the protocol's name of its reason in `code`. Codes that pass with "
+            "time are tried again for\n`retry_timeout_s` (`retryTimeoutMs`).\n",
+            _table(
+                ("code", "retry", "why"),
+                [
+                    (f"`{code}`", "yes" if passes else "no", why)
+                    for code, (passes, why) in errors.BROKER_CODES.items()
+                ],
+            ),
         ]
     )
 

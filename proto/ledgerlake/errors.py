@@ -127,7 +127,7 @@ class BrokerError(LedgerlakeError):
     @property
     def may_retry(self) -> bool:
         """Return whether this answer is worth a retry with a fresh lookup."""
-        return self.code in RETRYABLE_CODES
+        return BROKER_CODES.get(self.code, (False, ""))[0]
 
 
 class TopicNotFoundError(BrokerError):
@@ -232,19 +232,52 @@ class TableAccessError(TableError):
     exit_code = 3
 
 
-# ServiceNotReady asks for a fresh lookup by the protocol's own comment; the others pass with time.
-RETRYABLE_CODES = frozenset(
-    {
-        "UnknownError",
-        "MetadataError",
-        "PersistenceError",
-        "ServiceNotReady",
-        "TooManyRequests",
-        "ConsumerNotFound",
-        # Of a producer that has just lost its connection the broker learns late.
-        "ProducerBusy",
-    }
-)
+# Whether a code of the broker (``ServerError``) passes with time, and why.
+BROKER_CODES = {
+    "UnknownError": (True, "the broker failed, and does not say at what"),
+    "MetadataError": (True, "the metadata store, or an entry there, cannot be read now"),
+    "PersistenceError": (True, "the bookies cannot store or read now"),
+    "AuthenticationError": (False, "the credentials are not accepted until somebody changes them"),
+    "AuthorizationError": (False, "the role lacks a permission until somebody grants it"),
+    "ConsumerBusy": (
+        False,
+        "another consumer holds the subscription; a call that waits for its end tries again",
+    ),
+    "ServiceNotReady": (True, "the topic is being loaded or moved; it is looked up again"),
+    "ProducerBlockedQuotaExceededError": (
+        True,
+        "the topic's backlog is over its quota (`producer_request_hold`) until consumers catch up",
+    ),
+    "ProducerBlockedQuotaExceededException": (
+        True,
+        "the topic's backlog is over its quota (`producer_exception`) until consumers catch up",
+    ),
+    "ChecksumError": (
+        False,
+        "an entry was damaged on its way; later ones may be stored, and a broker that deduplicates "
+        "would drop it if it came after them",
+    ),
+    "UnsupportedVersionError": (False, "the broker lacks the feature until it is upgraded"),
+    "TopicNotFound": (False, "no topic is created"),
+    "SubscriptionNotFound": (False, "somebody has removed the subscription"),
+    "ConsumerNotFound": (True, "the broker has closed the consumer; another one is opened"),
+    "TooManyRequests": (True, "the broker has too many lookups at once"),
+    "TopicTerminatedError": (False, "the topic takes no message any more"),
+    "ProducerBusy": (
+        True,
+        "the broker has not noticed yet that a producer of this name lost its connection, or the "
+        "topic has its most producers",
+    ),
+    "InvalidTopicName": (False, "no topic can have that name"),
+    "IncompatibleSchema": (False, "the topic takes no such messages until its schema changes"),
+    "ConsumerAssignError": (False, "no key-shared consumer is opened here"),
+    "TransactionCoordinatorNotFound": (False, "no transaction is begun here"),
+    "InvalidTxnStatus": (False, "no transaction is begun here"),
+    "NotAllowedError": (False, "a policy or the broker's configuration forbids the request"),
+    "TransactionConflict": (False, "no transaction is begun here"),
+    "TransactionNotFound": (False, "no transaction is begun here"),
+    "ProducerFenced": (False, "a producer has taken the topic for itself alone"),
+}
 
 
 def is_retryable(error: BaseException) -> bool:

@@ -128,6 +128,22 @@ def test_a_connection_that_breaks_before_receipts_stores_everything_once(lost: i
         assert peer.drop_after_sends is None, "the connection did break"
 
 
+@pytest.mark.parametrize(
+    "code", [pb.ProducerBlockedQuotaExceededError, pb.ProducerBlockedQuotaExceededException]
+)
+def test_a_target_over_its_backlog_quota_is_waited_for(code: pb.ServerError) -> None:
+    with Peer() as peer:
+        producer = producer_of(peer)
+        producer.send(entry(0))
+        producer.flush()
+        peer.refuse_producers = [code] * 3
+        peer.disconnect()
+        producer.send(entry(1))
+        producer.flush()
+        assert peer.stored == [(0, 0), (1, 1)]
+        assert peer.refuse_producers == []
+
+
 def test_a_broker_that_refuses_an_entry_ends_it() -> None:
     with Peer(refuse_send=pb.NotAllowedError) as peer:
         producer = producer_of(peer)
