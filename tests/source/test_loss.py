@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pyspark
@@ -26,7 +27,7 @@ from ledgerlake.source.bounds import end_position, entry_from, resolve_start
 from ledgerlake.source.loss import NO_INDEX_YET, LastRead, Loss, find_loss, moved_to
 from ledgerlake.source.loss_watch import pass_moved_cursors
 from ledgerlake.source.pieces import read_pieces
-from ledgerlake.source.planning import EntryRange
+from ledgerlake.source.planning import EntryRange, entry_range
 from ledgerlake.source.reread import read_again
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.source.views import read_entries, read_messages
@@ -167,7 +168,7 @@ def test_without_an_index_a_durable_cursor_says_whether_something_is_lost(
         pinned_from=pinned_from,
     )
     assert (
-        (loss == Loss(last_read.position, Position(12, 0), None, False))
+        (loss == Loss(last_read.position, min(following, end.next), None, False))
         if is_loss
         else (loss is None)
     )
@@ -264,7 +265,7 @@ def test_of_a_topic_of_which_nothing_was_read_index_and_cursor_tell_what_was_los
     assert loss is not None
     assert (loss.after, loss.before, loss.messages, loss.is_new_topic) == (
         after,
-        following,
+        min(following, end.next),
         messages,
         False,
     )
@@ -318,6 +319,9 @@ def test_what_went_before_the_first_read_of_a_topic_that_was_empty_is_named(
             assert sum(part.num_rows for part in reader.read(partition)) == 1
 
 
+INDEX = pytest.mark.parametrize("has_index", [True, False])
+
+
 def trimmed(peer: Peer) -> EntryRange:
     """Ledger 7 with messages 0 to 4 and ledger 8 with 5 to 9 are gone; messages 0 to 1 were read.
     Ledger 9 has 10 and 11.
@@ -360,7 +364,7 @@ def test_a_range_of_which_nothing_is_left_is_lost_too() -> None:
     with Peer() as peer:
         peer.add(batch([b"later"], index=20), ledger_id=9)
         span = EntryRange(TOPIC, Position(7, 0), Position(8, 3), after_index=1)
-        with pytest.raises(DataLossError, match="at most 18 messages after 7:0 and before 9:0"):
+        with pytest.raises(DataLossError, match="at most 18 messages after 7:0 and before 8:4"):
             list(read_messages(options_for(peer), span))
 
 
@@ -368,8 +372,41 @@ def test_a_range_within_a_single_ledger_that_is_gone_is_lost_too() -> None:
     with Peer() as peer:
         peer.add(batch([b"later"], index=20), ledger_id=9)
         span = EntryRange(TOPIC, Position(8, 0), Position(8, 3), after_index=1)
-        with pytest.raises(DataLossError, match="at most 18 messages after 8:0 and before 9:0"):
+        with pytest.raises(DataLossError, match="at most 18 messages after 8:0 and before 8:4"):
             list(read_messages(options_for(peer), span))
+
+
+@INDEX
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_wherever_ranges_begin_and_end_each_names_what_it_has_lost_itself_and_all_of_that(
+    has_index: bool, is_empty: bool
+) -> None:
+    """So the losses of ranges that follow one another do not overlap, and leave nothing out."""
+    gone = [Position(5, 3), Position(7, 0), Position(7, 1), Position(8, 0), Position(8, 1)]
+    indexes = {position: 9 + 2 * number for number, position in enumerate(gone)}
+    left = Position(9, 0)
+    with Peer(first_ledger_id=9) as peer:
+        if not is_empty:
+            indexes[left] = 18
+            peer.add(*with_or_without_index(has_index, 18), ledger_id=9)
+        offsets = [
+            PartitionOffset(position, None, BROKER_TIME_MS, index if has_index else None)
+            for position, index in indexes.items()
+        ]
+        options = options_for(peer, failOnDataLoss="false")
+        for begin, end in combinations(offsets, 2):
+            if begin.position == gone[-1]:
+                continue
+            span = entry_range(TOPIC, begin, end)
+            rows = [row for part in read_messages(options, span) for row in part.to_pylist()]
+            lost = indexes[min(end.position, gone[-1])] - indexes[begin.position]
+            count = f"at most {lost}" if has_index else "an unknown number of"
+            before = min(end.position.next, left)
+            assert [row["value"].decode() for row in rows if row["reject_reason"]] == [
+                f"{count} messages after {begin.position} and before {before} are lost: they were "
+                "removed before they were read"
+            ]
+            assert len(rows) == 1 + (end.position == left)
 
 
 def test_a_range_from_the_beginning_of_a_topic_of_which_nothing_is_left_is_lost_too() -> None:
@@ -604,7 +641,6 @@ class Begun:
 
 
 CURSORS = pytest.mark.parametrize("cursor", [None, "bare source", "pipeline"])
-INDEX = pytest.mark.parametrize("has_index", [True, False])
 CHUNKED = to_bytes(ChunkMessageId(MessageId(7, 2), MessageId(7, 4))).hex()
 OFFSET_OF_ANOTHER = json.dumps(to_json({TOPIC: PartitionOffset(Position(7, 3), None, 1)}))
 
@@ -678,7 +714,7 @@ def test_a_pinned_topic_without_an_index_that_lost_an_entry_that_was_planned_say
         peer.add(bare_entry(b"later"), ledger_id=9)
         span = EntryRange(TOPIC, Position(7, 3), Position(8, 3), pinned_from=BEFORE_ALL)
         with pytest.raises(
-            DataLossError, match="an unknown number of messages after 7:3 and before 9:0"
+            DataLossError, match="an unknown number of messages after 7:3 and before 8:4"
         ):
             list(read_messages(options_for(peer), span))
 

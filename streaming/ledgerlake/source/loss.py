@@ -76,7 +76,8 @@ class LastRead:
 
 @dataclass(frozen=True)
 class Loss:
-    """A range of a topic partition that is gone: after ``after``, and before ``before``.
+    """A range of a topic partition that is gone: after ``after``, and before ``before``. Each range
+    that is read names its own loss, so the losses of two ranges do not overlap.
 
     ``messages`` is their greatest possible number; None if that is unknown. ``is_new_topic``: the
     indexes begin again, because the topic was deleted and created again. ``cause`` ends the
@@ -114,18 +115,21 @@ def find_loss(
     count: int = 1,
     after: Position,
     end: Position,
+    end_index: int | None = None,
     pinned_from: Position | None,
 ) -> Loss | None:
-    """Return the loss between the last entry that was read and the next one, if there is any.
+    """Return the loss between the last entry that was read and the next one, up to the end of the
+    range, if there is any.
 
     Args:
-        following: the position of the next entry in the topic.
+        following: the position of the next entry in the topic. It may be behind the range.
         index: the broker's index of that entry's last message, if it gives one.
         first_available: the current beginning of the topic.
         count: by how much that entry raised the index. Its producer says so, and may say too much:
             only the broker's index shows that the indexes begin again.
         after: the last entry that was read before the range.
         end: the planned end of the range.
+        end_index: the broker's index of the last message of the range, if it is known.
         pinned_from: a durable cursor has retained all unread entries after this position; None if
             there is no cursor.
     """
@@ -136,20 +140,26 @@ def find_loss(
         or last_read.position.ledger_id >= first_available.ledger_id
     ):
         return None
-    if last_read.index is None or index is None:
+    before = min(following, end.next)
+    # The last index before ``until``.
+    until, last_index = following, None if index is None else index - count
+    if following > end and end_index is not None and end_index >= (last_read.index or 0):
+        until, last_index = end.next, end_index
+    if last_read.index is None or last_index is None:
         is_kept = pinned_from is not None and pinned_from <= last_read.position == after
         was_empty = pinned_from is None and last_read.index == NO_INDEX_YET
         if (is_kept or was_empty) and end.ledger_id >= first_available.ledger_id:
             return None
-        return Loss(last_read.position, following, None, False)
+        return Loss(last_read.position, before, None, False)
     # If the topic's numbers begin with this entry, the numbers that were read are of another topic.
-    if index <= last_read.index or index - count == NO_INDEX_YET < last_read.index:
-        return Loss(last_read.position, following, None, True)
-    missing = index - count - last_read.index
-    # Ledgers are removed whole, so the entries before it in its ledger are there, and hold no
-    # message.
-    undelivered = following.entry_id
-    return Loss(last_read.position, following, missing, False) if missing > undelivered else None
+    if index is not None and (
+        index <= last_read.index or index - count == NO_INDEX_YET < last_read.index
+    ):
+        return Loss(last_read.position, before, None, True)
+    missing = last_index - last_read.index
+    # Ledgers are removed whole, so the entries that no reader gets are there in a ledger that is.
+    undelivered = until.entry_id if until.ledger_id >= first_available.ledger_id else 0
+    return Loss(last_read.position, before, missing, False) if missing > undelivered else None
 
 
 def not_sent(last_read: LastRead, following: Position, index: int | None, count: int) -> int:

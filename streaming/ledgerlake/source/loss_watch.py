@@ -208,7 +208,7 @@ class LossWatch:
             return None
         first = entry_from(self._cluster, self._span.topic_partition, BEFORE_ALL, AFTER_ALL)
         if first is None:
-            loss = self._look(self._span.end, None, 1)
+            loss = self._look(self._span.end.next, None, 1)
         else:
             loss = self._look(first.position, first.stamp.index, first.index_count)
         return (
@@ -242,6 +242,7 @@ class LossWatch:
             count=count,
             after=span.after,
             end=span.end,
+            end_index=span.end_index,
             pinned_from=pinned_from,
         )
         return None if loss is None else self._report(loss)

@@ -39,15 +39,16 @@ class EntryRange:
     ``after_batch_index`` belongs to the first entry after ``after``: its messages up to that index
     were read before. ``end_batch_index`` belongs to the entry at ``end``: only its messages up to
     that index are in the range. ``after_index`` is the broker's index of the last message that was
-    read before, if it is known. ``pinned_from``: a durable cursor has retained all unread entries
-    after this position, which distinguishes loss from a hole if there is no index (see ``loss``);
-    None if there is no cursor. ``was_gone``: the topic had lost ``after`` before the read began
-    there. ``clock_ms`` is the time of the batch, if its offset carries one; a range without entries
-    only carries that. ``end_ms`` is the broker's time of the entry at ``end``, if it gives one: a
-    batch that is run again has reached that time even if the entry is gone. ``is_end_stored``: the
-    topic had an entry at ``end`` or after it when the range was planned. ``parts`` is into how many
-    ranges ``split`` cuts it at most. ``is_first``: the read of the topic partition begins here, and
-    nobody has kept what follows. With ``read_compacted`` it is what compaction has left.
+    read before, and ``end_index`` that of the last one of the range, if they are known.
+    ``pinned_from``: a durable cursor has retained all unread entries after this position, which
+    distinguishes loss from a hole if there is no index (see ``loss``); None if there is no cursor.
+    ``was_gone``: the topic had lost ``after`` before the read began there. ``clock_ms`` is the time
+    of the batch, if its offset carries one; a range without entries only carries that. ``end_ms``
+    is the broker's time of the entry at ``end``, if it gives one: a batch that is run again has
+    reached that time even if the entry is gone. ``is_end_stored``: the topic had an entry at
+    ``end`` or after it when the range was planned. ``parts`` is into how many ranges ``split`` cuts
+    it at most. ``is_first``: the read of the topic partition begins here, and nobody has kept what
+    follows. With ``read_compacted`` it is what compaction has left.
     """
 
     topic_partition: str
@@ -59,6 +60,7 @@ class EntryRange:
     after_index: int | None = None
     pinned_from: Position | None = None
     was_gone: bool = False
+    end_index: int | None = None
     end_ms: int | None = None
     is_end_stored: bool = False
     parts: int = 1
@@ -131,6 +133,7 @@ def entry_range(
         after.batch_index,
         before.index,
         was_gone=before.was_gone,
+        end_index=after.index,
         # Without an index the time may be a producer's.
         end_ms=None if after.index is None else after.time_ms,
         # The offset of an entry that was there has a time, and that of another position has none.
@@ -209,6 +212,7 @@ def _split_range(span: EntryRange) -> list[EntryRange]:
             after_batch_index=span.after_batch_index if start == span.after else None,
             after_index=span.after_index if start == span.after else None,
             end_batch_index=span.end_batch_index if end == span.end else None,
+            end_index=span.end_index if end == span.end else None,
         )
         for start, end in zip(starts, ends, strict=True)
     ]
