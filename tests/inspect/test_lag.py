@@ -62,6 +62,18 @@ def test_a_topic_without_the_entry_that_was_read_is_named_so(
         assert lag == Lag(TOPIC, "3:1", "3:1", 0, 0)
 
 
+def test_a_lag_over_a_broker_that_began_to_count_again_is_not_counted() -> None:
+    with Peer() as peer:
+        peer.add(single(b"a", index=7), single(b"b", index=8), ledger_id=3)
+        peer.add(single(b"c", index=0), ledger_id=4)
+        cluster = Cluster(ClientSettings(peer.url))
+        try:
+            taken = PartitionOffset(Position(3, 0), time_ms=1_700_000_000_007, index=7)
+            assert _lag(cluster, TOPIC, taken).messages is None
+        finally:
+            cluster.close()
+
+
 @pytest.mark.parametrize("command", [find_lags, verify, replay])
 def test_a_command_in_another_folder_names_the_checkpoint_that_is_not_there(
     command: Callable[[Config], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

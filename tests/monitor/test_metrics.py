@@ -51,6 +51,8 @@ def at(entry_id: int, time_ms: int | None, index: int | None) -> PartitionOffset
 
 def test_lag_is_by_the_brokers_numbers_and_unknown_without_them() -> None:
     assert lags_of(progress(at(1, 1000, 10), at(5, 4000, 50))) == {NAME: Behind(40, 3000)}
+    began_again = at(5, 4000, 3)
+    assert lags_of(progress(at(1, 1000, 10), began_again)) == {NAME: Behind(None, 3000)}
     assert lags_of(progress(at(5, 4000, 50), at(5, 4000, 50))) == {NAME: Behind(0, 0)}
     assert lags_of(progress(PartitionOffset(BEFORE_ALL), at(5, 4000, 50))) == {
         NAME: Behind(51, None)

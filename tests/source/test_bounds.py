@@ -249,6 +249,23 @@ def test_an_entry_without_an_index_hides_none_that_has_one() -> None:
             assert resolve_end(cluster, TOPIC, AtIndex(number)).position == Position(7, 3 * number)
 
 
+def test_a_number_of_a_topic_whose_numbers_begin_again_is_refused_if_the_search_meets_them() -> (
+    None
+):
+    with Peer() as peer:
+        peer.add(*(batch([b"v"], index=number) for number in range(40)), ledger_id=7)
+        peer.add(*(bare() for _ in range(60)), ledger_id=8)
+        peer.add(*(batch([b"v"], index=number) for number in range(10)), ledger_id=9)
+        cluster = cluster_of(peer)
+        for resolve in (resolve_start, resolve_end):
+            for index in (5, 20, 100):
+                with pytest.raises(
+                    UsageError, match=r"the numbers of .* do not rise: .*; give an id"
+                ):
+                    resolve(cluster, TOPIC, AtIndex(index))
+        cluster.close()
+
+
 def test_a_topic_in_which_no_entry_has_an_index_cannot_end_at_one() -> None:
     with Peer() as peer:
         peer.add(*(bare() for _ in range(20)), ledger_id=7)

@@ -899,6 +899,19 @@ def test_messages_without_an_index_are_counted_by_reading_them(peer: Peer) -> No
         cluster.close()
 
 
+def test_messages_are_counted_by_reading_them_if_the_broker_began_to_count_again(
+    peer: Peer,
+) -> None:
+    cluster = Cluster(ClientSettings(peer.url))
+    try:
+        peer.add(single(b"b", index=40), ledger_id=8)
+        start = latest_offset(cluster, TOPIC)
+        peer.add(single(b"c", index=0), single(b"d", index=1), ledger_id=9)
+        assert count_messages(cluster, TOPIC, start, latest_offset(cluster, TOPIC), 10) == 2
+    finally:
+        cluster.close()
+
+
 def test_of_a_backlog_that_grows_only_what_came_is_read_to_count_it(peer: Peer) -> None:
     sent = []
 

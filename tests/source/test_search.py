@@ -111,6 +111,21 @@ def test_where_broker_timestamps_begin_in_mid_life_publish_times_decide_only_abo
             assert position == exact
 
 
+def test_a_time_is_found_although_broker_timestamps_began_and_ceased_several_times() -> None:
+    rng = random.Random(5)
+    for _ in range(3000):
+        by_broker, entries = rng.random() < 0.5, []
+        for entry in topic(rng):
+            by_broker ^= rng.random() < 0.1
+            stamp = Stamp(entry.stamp.time_ms, None, by_broker)
+            entries.append(replace(entry, stamp=stamp))
+        asked_ms = rng.choice([entry.stamp.time_ms for entry in entries] or [0]) + rng.choice(
+            [-1, 0, 1]
+        )
+        expected = next((entry for entry in entries if entry.stamp.time_ms >= asked_ms), None)
+        assert search(entries, asked_ms)[0] == expected
+
+
 def test_an_index_is_found_in_the_entry_that_holds_it() -> None:
     rng = random.Random(4)
     for _ in range(2000):

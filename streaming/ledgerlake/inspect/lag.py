@@ -14,7 +14,7 @@ from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.source.bounds import entry_from, latest_offset
 from ledgerlake.source.latest_offset import entry_at
 from ledgerlake.source.loss import ends_before, is_entry
-from ledgerlake.stored.offsets import PartitionOffset
+from ledgerlake.stored.offsets import PartitionOffset, messages_between
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _lag(cluster: Cluster, name: str, taken: PartitionOffset) -> Lag:
         0 if taken.batch_index is None or first.position != position else taken.batch_index + 1
     )
     messages = None
-    if latest.index is not None and first.first_index is not None:
-        messages = latest.index - first.first_index + 1 - taken_messages
+    if first.first_index is not None:
+        messages = messages_between(first.first_index - 1 + taken_messages, latest.index)
     age_ms = max(int(time.time() * 1000) - first.stamp.time_ms, 0)
     return Lag(name, str(taken.position), str(latest.position), messages, age_ms)

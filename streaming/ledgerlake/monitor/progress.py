@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators.stage_rows import sum_of
-from ledgerlake.stored.offsets import VERSION, Offset, PartitionOffset, from_json
+from ledgerlake.stored.offsets import (
+    VERSION,
+    Offset,
+    PartitionOffset,
+    from_json,
+    messages_between,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -259,7 +265,7 @@ def behind(taken: PartitionOffset | None, latest: PartitionOffset) -> Behind:
     ):
         return Behind(None, time_ms)
     taken_index = taken.index if taken is not None and taken.index is not None else -1
-    return Behind(latest.index - taken_index, time_ms)
+    return Behind(messages_between(taken_index, latest.index), time_ms)
 
 
 def _labelled(lags: dict[str, Behind]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from ledgerlake.client.reader import DEFAULT_WINDOW, EntryReader
 from ledgerlake.errors import TopicNotFoundError
 from ledgerlake.source.latest_offset import stamped
 from ledgerlake.source.read_until import next_until
-from ledgerlake.stored.offsets import Offset, PartitionOffset
+from ledgerlake.stored.offsets import Offset, PartitionOffset, messages_between
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
@@ -32,11 +32,12 @@ def count_messages(
     end: PartitionOffset,
     max_count: int,
 ) -> int:
-    """Return the number of messages between two offsets, by the broker's index. If there is no
-    index, the messages are read and counted, up to ``max_count``.
+    """Return the number of messages between two offsets, by the broker's index. If the index does
+    not tell, the messages are read and counted, up to ``max_count``.
     """
-    if end.index is not None and start.index is not None:
-        return max(end.index - start.index, 0)
+    by_index = messages_between(start.index, end.index)
+    if by_index is not None:
+        return by_index
     reader = EntryReader(cluster, topic_partition, start.position)
     count = 0
     try:

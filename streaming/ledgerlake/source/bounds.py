@@ -35,6 +35,7 @@ import contextlib
 import sys
 import time
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.broker_clocks import BrokerClocks
@@ -349,6 +350,7 @@ def find_entry(
 
     Raises:
         SetupError: by index, and the entries have none.
+        UsageError: by index, and the search has met indexes that do not rise.
     """
     end = end_position(cluster, topic_partition)
     if end == BEFORE_ALL:
@@ -372,12 +374,36 @@ def find_entry(
             "and exposingBrokerEntryMetadataToClientEnabled in the broker's configuration, or give "
             "an id or a time"
         )
-    until = last.position
+    assert last.stamp.index is not None
+    until, last_index = last.position, last.stamp.index
+    met = {until: last}
 
     def probe_index(position: Position) -> StampedEntry | None:
-        return entry_from(cluster, topic_partition, position, until, skipped_most)
+        entry = entry_from(cluster, topic_partition, position, until, skipped_most)
+        if entry is not None:
+            met[entry.position] = entry
+        return entry
 
-    return first_with_index(probe_index, until, bound.index), end
+    # A number that the end has not reached is not searched for, but the numbers must rise up to it.
+    entry = first_with_index(probe_index, until, min(bound.index, last_index))
+    _check_rise(topic_partition, [met[position] for position in sorted(met)])
+    return entry if bound.index <= last_index else None, end
+
+
+def _check_rise(topic_partition: str, entries: Sequence[StampedEntry]) -> None:
+    """Check that the indexes of entries rise: a broker that was without its metadata for a while
+    begins again at 0, with another ledger, and several messages have one number. In one ledger, an
+    entry whose producer claims no message has the index of the one before.
+    """
+    numbered = [(entry.position, entry.stamp.index) for entry in entries]
+    known = [(position, index) for position, index in numbered if index is not None]
+    for (earlier, high), (later, low) in pairwise(known):
+        if low < high or (low == high and earlier.ledger_id < later.ledger_id):
+            raise UsageError(
+                f"the numbers of {topic_partition} do not rise: {earlier} has {high}, and {later} "
+                f"has {low}, since its broker began to count again, so a number may be that of "
+                "several messages; give an id or a time"
+            )
 
 
 def _last_with_index(

@@ -6,12 +6,14 @@ gaps everywhere: all topics of a cluster share the ledger ids, a ledger may end 
 have a single one, entries may be markers or compacted away. So the search is over positions, and an
 answer far after the asked position shows that there are no entries between.
 
-The search assumes that times and indexes rise. A broker's do, unless its clock is set back or the
-topic moves to a broker whose clock is behind. If times fall, the result depends on the end of the
-topic too: no search with so few reads can find the first of several places without a look at
-entries behind it. If an entry has no broker timestamp, its publish time counts, and the result is
-only as exact as the producers' clocks. If the broker began to add metadata later, publish times
-decide only about the entries before that.
+The search assumes that times and indexes rise. A broker's do, unless its clock is set back, the
+topic moves to a broker whose clock is behind, or it is served for a while without the broker's
+metadata: then the indexes begin again. If times fall, the result depends on the end of the topic
+too: no search with so few reads can find the first of several places without a look at entries
+behind it. If an entry has no broker timestamp, its publish time counts, and the result is only as
+exact as the producers' clocks. If the broker began to add metadata later, publish times decide only
+about the entries before that: the first entry with a broker timestamp, or one after an entry
+without, tells by itself on which side of it the search goes on.
 """
 
 from __future__ import annotations
@@ -59,18 +61,16 @@ def first_since(probe: Probe, last: Position, time_ms: int) -> StampedEntry | No
     ``last``.
     """
     probe = cache(probe)
-    begin = _first_by_broker(probe, last)
+
+    def is_reached(entry: StampedEntry) -> bool:
+        return entry.stamp.time_ms >= time_ms
+
+    begin = _by_broker(probe, last)
     if begin is None:
-        return _search(probe, last, lambda entry: entry.stamp.time_ms >= time_ms)[1]
-    if begin.stamp.time_ms < time_ms:
-        # An entry without a broker timestamp was stored before those with one, whatever its
-        # producer's clock said.
-        return _search(
-            probe, last, lambda entry: entry.stamp.by_broker and entry.stamp.time_ms >= time_ms
-        )[1]
-    return _search(
-        probe, last, lambda entry: entry.stamp.by_broker or entry.stamp.time_ms >= time_ms
-    )[1]
+        return _search(probe, last, is_reached)[1]
+    if is_reached(begin):
+        return _search(probe, begin.position, is_reached)[1]
+    return _search(probe, last, is_reached, begin)[1]
 
 
 def first_with_index(probe: Probe, last: Position, index: int) -> StampedEntry | None:
@@ -87,8 +87,10 @@ def last_before(probe: Probe, last: Position, position: Position) -> StampedEntr
     return _search(probe, last, lambda entry: entry.position >= position)[0]
 
 
-def _first_by_broker(probe: Probe, last: Position) -> StampedEntry | None:
-    """Return where broker timestamps begin; None if the topic does not end with them."""
+def _by_broker(probe: Probe, last: Position) -> StampedEntry | None:
+    """Return an entry where broker timestamps begin; None if the topic does not end with them. They
+    may have begun several times.
+    """
     end = probe(last)
     if end is not None and not end.stamp.by_broker:
         return None
@@ -96,12 +98,18 @@ def _first_by_broker(probe: Probe, last: Position) -> StampedEntry | None:
 
 
 def _search(
-    probe: Probe, last: Position, is_reached: Callable[[StampedEntry], bool]
+    probe: Probe,
+    last: Position,
+    is_reached: Callable[[StampedEntry], bool],
+    first: StampedEntry | None = None,
 ) -> tuple[StampedEntry | None, StampedEntry | None]:
     """Return the last entry for which ``is_reached`` is false, and the first for which it is true;
     it must be true for all entries after that.
+
+    Args:
+        first: the entry at which the search begins; None for the topic's first one.
     """
-    low = probe(BEFORE_ALL)
+    low = first or probe(BEFORE_ALL)
     if low is None or is_reached(low):
         return None, low
     best = probe(last)

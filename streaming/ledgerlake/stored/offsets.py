@@ -79,6 +79,13 @@ def _taken(offset: PartitionOffset) -> tuple[Position, int]:
 Offset = dict[str, PartitionOffset]
 
 
+def messages_between(taken: int | None, last: int | None) -> int | None:
+    """Return how many messages come after one, up to another, by the broker's indexes of the two;
+    None if that is unknown. If the index falls, the broker began to count again in between.
+    """
+    return None if taken is None or last is None or last < taken else last - taken
+
+
 def to_json(offset: Offset) -> dict[str, Any]:
     return {
         "version": VERSION,
