@@ -75,8 +75,8 @@ MUTATIONS = (
     Mutation(
         "what is lost is said",
         "streaming/ledgerlake/source/loss.py",
-        "missing = index - count - last_read.index",
-        "missing = index - count - last_read.index - 1",
+        "missing = last_index - last_read.index",
+        "missing = last_index - last_read.index - 1",
         ("tests/source/test_loss.py",),
     ),
     Mutation(
