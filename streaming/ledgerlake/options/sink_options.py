@@ -9,15 +9,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.topics import full_name
+from ledgerlake.errors import UsageError
 from ledgerlake.options.client_options import ClientOptions
 from ledgerlake.options.declared import from_spark, option
-from ledgerlake.options.kinds import COUNT, FLAG, TEXT, choice
+from ledgerlake.options.kinds import COUNT, FLAG, LIMIT, TEXT, choice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # Spark adds these to every sink by itself.
 _SPARKS_OWN = frozenset({"path", "checkpointlocation"})
+
+# It is the upper half of sequence ids, which have 63 bits.
+_MOST_VERSION = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,15 @@ class SinkOptions(ClientOptions):
         "and no other query may have it.",
         spark="pulsar.producer.producerName",
         shown_default="the query's id",
+    )
+    txn_version: int | None = option(
+        LIMIT,
+        None,
+        "The number of a batch write, for example of that in `foreachBatch`. It has to rise from "
+        "one write under `pulsar.producer.producerName` to the next, and be the same when a write "
+        "is run again.",
+        spark="txnVersion",
+        shown_default="each write stores its messages",
     )
     batching_enabled: bool = option(
         FLAG, True, "Put several messages into an entry.", spark="pulsar.producer.batchingEnabled"
@@ -55,6 +68,18 @@ class SinkOptions(ClientOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.full_topic  # noqa: B018 - what cannot be is refused at once
+        if self.txn_version is None:
+            return
+        if not self.producer_name:
+            raise UsageError(
+                "'txnVersion' numbers the writes of one producer; name it by "
+                "'pulsar.producer.producerName'"
+            )
+        if self.txn_version > _MOST_VERSION:
+            raise UsageError(
+                f"'txnVersion' is {self.txn_version}, and the most is {_MOST_VERSION}; give the "
+                "number of the micro-batch"
+            )
 
     @cached_property
     def full_topic(self) -> str | None:

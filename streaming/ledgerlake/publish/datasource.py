@@ -23,7 +23,7 @@ from ledgerlake.publish.topic_writer import TopicSettings, TopicWriter, check_co
 from ledgerlake.source.datasource import ReadingDataSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
@@ -37,15 +37,21 @@ class LedgerlakeDataSource(ReadingDataSource):
     """``format("ledgerlake")``."""
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        options = parse_sink_options(self.options)
+        if options.txn_version is not None:
+            raise UsageError(
+                "'txnVersion' is for df.write; leave it out: a query numbers its micro-batches"
+            )
         # Spark calls this for each micro-batch, after it has planned it.
         return _StreamWrite(
-            _checked(self.options, schema), newest_planned(self.options.get("checkpointLocation"))
+            _checked(options, schema), newest_planned(self.options.get("checkpointLocation"))
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         if overwrite:
             raise UsageError("a topic cannot be overwritten; write with mode append")
-        return _BatchWrite(_checked(self.options, schema), uuid.uuid4().hex)
+        options = parse_sink_options(self.options)
+        return _BatchWrite(_checked(options, schema), options.txn_version)
 
 
 def topic_settings(options: SinkOptions) -> TopicSettings:
@@ -60,8 +66,8 @@ def topic_settings(options: SinkOptions) -> TopicSettings:
     )
 
 
-def _checked(options: Mapping[str, str], schema: StructType) -> TopicSettings:
-    settings = topic_settings(parse_sink_options(options))
+def _checked(options: SinkOptions, schema: StructType) -> TopicSettings:
+    settings = topic_settings(options)
     check_columns(
         {field.name: field.dataType.simpleString() for field in schema.fields}, settings.topic
     )
@@ -105,23 +111,22 @@ class _StreamWrite(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
 
 class _BatchWrite(DataSourceArrowWriter):  # type: ignore[misc]
-    """A write that is not part of a streaming query. Spark may retry its tasks, but each write has
-    names of its own.
+    """A write that is not part of a streaming query. Spark may retry its tasks. With a version, the
+    write may be run again too: it has the names and sequence ids that a micro-batch of that number
+    has. Without one, each write has names of its own: two writes under one name and number would
+    be taken for a repeat, and the second one lost.
     """
 
-    def __init__(self, settings: TopicSettings, write_id: str) -> None:
+    def __init__(self, settings: TopicSettings, version: int | None) -> None:
         self._settings = settings
-        self._write_id = write_id
+        self._version = version or 0
+        self._name = settings.producer_name or "ledgerlake"
+        if version is None:
+            self._name += f"-{uuid.uuid4().hex}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredMessages:
-        name = self._settings.producer_name or "ledgerlake"
-        return _write(
-            self._settings,
-            f"{name}-{self._write_id}-{TaskContext.get().partitionId()}",
-            0,
-            None,
-            iterator,
-        )
+        name = f"{self._name}-{TaskContext.get().partitionId()}"
+        return _write(self._settings, name, self._version, None, iterator)
 
 
 def _write(
