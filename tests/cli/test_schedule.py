@@ -12,6 +12,7 @@ from ledgerlake.cli import schedule
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.errors import UsageError
 from ledgerlake.inspect import delayed_messages as waiting_rows
+from ledgerlake.inspect.delayed_messages import WaitingEntry
 from ledgerlake.options import config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish import schedules
@@ -19,6 +20,7 @@ from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import MessageId
 
 SOURCE = TopicPartition("persistent://public/default/t", -1)
+LATER_MS = 4_000_000_000_000
 
 
 def entry(**properties: str) -> bytes:
@@ -32,7 +34,7 @@ def entry(**properties: str) -> bytes:
 
 def rescheduling(
     monkeypatch: pytest.MonkeyPatch,
-    entries: list[tuple[TopicPartition, bytes]],
+    entries: list[WaitingEntry],
     processor: str | None = None,
     *,
     delays: bool = True,
@@ -60,9 +62,19 @@ def rescheduling(
 def test_a_message_that_is_moved_is_due_or_repeats_from_then_on(
     waiting: bytes, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = rescheduling(monkeypatch, [(SOURCE, waiting)])
+    options = rescheduling(monkeypatch, [WaitingEntry(SOURCE, LATER_MS, waiting)])
     assert schedule._reschedule(options) == 0
-    assert capsys.readouterr().out.startswith(f"schedule a {says} 2030-05-02T09:00:00.000Z")
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"schedule a {says} 2030-05-02T09:00:00.000Z")
+    assert printed.err == ""
+
+
+def test_of_a_message_that_is_moved_the_command_says_what_was_due_and_is_delivered_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = WaitingEntry(SOURCE, 9, entry(**{"ledgerlake.every": "PT1M"}))
+    assert schedule._reschedule(rescheduling(monkeypatch, [waits])) == 0
+    assert "may be delivered too, from 1970-01-01T00:00:00.009Z on" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -76,7 +88,7 @@ def test_a_message_that_is_moved_is_due_or_repeats_from_then_on(
 def test_a_message_that_cannot_be_moved_is_refused_before_spark_starts(
     processor: str | None, delays: bool, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = rescheduling(monkeypatch, [(SOURCE, entry())], processor, delays=delays)
+    options = rescheduling(monkeypatch, [], processor, delays=delays)
     monkeypatch.setattr(schedule, "start_spark", None)
     with pytest.raises(UsageError, match=why):
         schedule._reschedule(options)
@@ -86,7 +98,9 @@ def test_of_an_id_that_waits_on_several_topics_one_has_to_be_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = TopicPartition("persistent://public/default/u", -1)
-    options = rescheduling(monkeypatch, [(SOURCE, entry()), (other, entry())])
+    options = rescheduling(
+        monkeypatch, [WaitingEntry(source, LATER_MS, entry()) for source in (SOURCE, other)]
+    )
     with pytest.raises(
         UsageError, match=r"default/t and .*default/u wait under the id a; name one with --topic"
     ):

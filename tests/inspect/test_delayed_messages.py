@@ -134,6 +134,7 @@ def test_of_a_message_that_repeats_the_next_occurrence_is_listed_and_its_entry_i
     ]
     (found,) = decoder.entries(SOURCE, rows, "a")
     assert found["entry"].to_pylist() == list(entries_of(frames[0]).values())
+    assert found["due_ms"].to_pylist() == [5000]
 
 
 def test_an_entry_that_a_cancel_by_key_or_message_id_hits_is_not_found_by_its_id() -> None:

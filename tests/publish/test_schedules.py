@@ -509,6 +509,7 @@ def _stream(url: str, **changes: dict[str, Any]) -> Config:
 
 _ONCE, _REPEATED = _waiting_entry(), _waiting_entry(every="PT1S")
 _FUTURE = "2100-01-01T00:00:00Z"
+LATER_MS = 4_000_000_000_000
 
 
 @pytest.mark.parametrize(
@@ -552,12 +553,23 @@ def test_a_message_is_moved_only_if_the_stream_reads_it_and_lets_it_wait(
     with Peer() as peer:
         config = _stream(peer.url, **changes)
         if why is None:
-            move(config, TopicPartition(TOPIC, -1), entry, 4_000_000_000_000)
+            move(config, TopicPartition(TOPIC, -1), entry, LATER_MS, LATER_MS)
             assert len(peer.received) == 1
             return
         with pytest.raises(UsageError, match=why):
-            move(config, TopicPartition(TOPIC, -1), entry, 4_000_000_000_000)
+            move(config, TopicPartition(TOPIC, -1), entry, LATER_MS, LATER_MS)
         assert peer.received == []
+
+
+def test_a_message_that_was_due_is_not_moved_and_one_that_repeats_is() -> None:
+    """The stream delivers what was due when the new message is stored."""
+    with Peer() as peer:
+        source, config = TopicPartition(TOPIC, -1), _stream(peer.url)
+        with pytest.raises(UsageError, match=r"was due at 1970-01-01T00:00:00\.009Z"):
+            move(config, source, _ONCE, 9, LATER_MS)
+        assert peer.received == []
+        move(config, source, _REPEATED, 9, LATER_MS)
+        assert len(peer.received) == 1
 
 
 def test_a_cancel_that_a_stream_does_not_read_is_refused() -> None:

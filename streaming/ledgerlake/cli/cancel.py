@@ -52,5 +52,5 @@ def _sentence(by: str, target: str, names: list[str]) -> str:
     """Return the confirmation. The topic stores a cancel even if no message waits for it."""
     return (
         f"cancel of {by} {target} stored in {', '.join(names)}; it applies to the delayed messages "
-        "that were stored before it"
+        "that were stored before it and are due after it"
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -121,6 +122,8 @@ def _reschedule(options: argparse.Namespace) -> int:
     from ledgerlake.options.config import load_config
     from ledgerlake.publish.effects import check_delays
     from ledgerlake.publish.schedules import move
+    from ledgerlake.schedules.schedules import is_hit
+    from ledgerlake.stored.offsets import time_text
     from ledgerlake.wire.entry import peek_metadata
     from ledgerlake.wire.schedules import parse_schedule, properties_of
 
@@ -131,26 +134,35 @@ def _reschedule(options: argparse.Namespace) -> int:
     spark = start_spark(f"ledgerlake reschedule {config.stream.name}", config, options)
     wanted = None if options.topic is None else full_name(options.topic)
     found = scheduled_entries(spark, config, options.id)
-    entries = [(source, entry) for source, entry in found if wanted in (None, source.topic)]
+    entries = [waiting for waiting in found if wanted in (None, waiting.source.topic)]
     if not entries:
         raise UsageError(
             f"no message with the id {options.id} waits in the checkpoint whose content is known "
             "there; ledgerlake schedule sends it anew"
         )
-    topics = sorted({source.topic for source, _ in entries})
+    topics = sorted({waiting.source.topic for waiting in entries})
     if len(topics) > 1:
         raise UsageError(
             f"messages of {' and '.join(topics)} wait under the id {options.id}; name one with "
             "--topic"
         )
-    source, entry = max(entries, key=lambda found: read_stamp(memoryview(found[1])).time_ms)
+    source, due_ms, entry = max(
+        entries, key=lambda waiting: read_stamp(memoryview(waiting.entry)).time_ms
+    )
     # Spark's start has taken a while.
     at_ms = _due_ms(options)
-    message_id = move(config, source, entry, at_ms)
+    message_id = move(config, source, entry, due_ms, at_ms)
     repeats = parse_schedule(properties_of(peek_metadata(memoryview(entry)))).repeats
     _tell_stored(
         options, message_id, join_partition(source.topic, source.partition), at_ms, repeats=repeats
     )
+    if not is_hit(due_ms, int(time.time() * 1000)):
+        # It repeats, or has become due meanwhile.
+        print(
+            "what was due before the new message was stored may be delivered too, from "
+            f"{time_text(due_ms)} on",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -188,12 +200,15 @@ def _holds_for(options: argparse.Namespace, name: str) -> str:
     """Say what a pause or its end is about: the topic stores it, whatever waits there."""
     if options.id is None:
         return (
-            "it holds for all messages that repeat"
+            "it holds for all messages that repeat, and what they have due from now on"
             if name == "pause"
             else "pauses of single schedules go on"
         )
     if name == "pause":
-        return "it holds for the message that repeats under this id now, if there is one"
+        return (
+            "it holds for the message that repeats under this id now, if there is one, and what it "
+            "has due from now on"
+        )
     return "a pause of all schedules goes on until ledgerlake resume --all"
 
 

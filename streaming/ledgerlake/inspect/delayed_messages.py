@@ -15,7 +15,7 @@ position of the last chunk. Its key is not known, so a cancel by key may hit it 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -53,9 +53,24 @@ _UNKNOWN_YET = ("late", "delivered_at")
 _COLUMNS = [field for field in schema.MESSAGES if field.name not in _UNKNOWN_YET]
 WAITING = pa.schema([*_COLUMNS, ("may_be_cancelled", pa.bool_())])
 
-_ENTRIES = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("entry", pa.binary())])
+_ENTRIES = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("due_ms", pa.int64()),
+        ("entry", pa.binary()),
+    ]
+)
 
 _LARGEST_MS = 2**62
+
+
+class WaitingEntry(NamedTuple):
+    """An entry that waits, as it was stored, and when it is due next."""
+
+    source: TopicPartition
+    due_ms: int
+    entry: bytes
 
 
 def waiting(
@@ -83,11 +98,8 @@ def waiting(
     )
 
 
-def scheduled_entries(
-    spark: SparkSession, config: Config, schedule_id: str
-) -> list[tuple[TopicPartition, bytes]]:
-    """Return the entries that wait under an id, as they were stored, each with its topic partition;
-    without those whose bytes are not in a bucket.
+def scheduled_entries(spark: SparkSession, config: Config, schedule_id: str) -> list[WaitingEntry]:
+    """Return the entries that wait under an id, without those whose bytes are not in a bucket.
 
     Raises:
         As ``waiting``.
@@ -99,7 +111,10 @@ def scheduled_entries(
         return decoder.entries(source, segment, schedule_id)
 
     rows = _of_state(spark, config, _LARGEST_MS, find, _ENTRIES).collect()
-    return [(TopicPartition(row.topic, row.partition), bytes(row.entry)) for row in rows]
+    return [
+        WaitingEntry(TopicPartition(row.topic, row.partition), row.due_ms, bytes(row.entry))
+        for row in rows
+    ]
 
 
 def _of_state(
@@ -243,8 +258,10 @@ class _Decoder:
         cancelled.
         """
         cancels = self.cancels[source][0] if source in self.cancels else Cancels()
-        for frame in segment.column(3).drop_null().to_pylist():
-            if schedule_id.encode() not in frame:
+        for due_ms, frame in zip(
+            segment.column(0).to_pylist(), segment.column(3).to_pylist(), strict=True
+        ):
+            if frame is None or schedule_id.encode() not in frame:
                 continue
             for position, entry in entries_of(frame).items():
                 metadata = peek_metadata(memoryview(entry))
@@ -253,8 +270,10 @@ class _Decoder:
                 # Only its id ends a message that repeats.
                 repeats = self._marked(source).has(position, REPEATING)
                 if repeats or not is_entry_cancelled(entry, position, cancels):
-                    row = {"topic": source.topic, "partition": source.partition, "entry": entry}
-                    yield pa.RecordBatch.from_pylist([row], schema=_ENTRIES)
+                    row = [source.topic, source.partition, due_ms, entry]
+                    yield pa.RecordBatch.from_pylist(
+                        [dict(zip(_ENTRIES.names, row, strict=True))], schema=_ENTRIES
+                    )
 
     def _marked(self, source: TopicPartition) -> MarkedPositions:
         return self.cancels[source][1] if source in self.cancels else MarkedPositions()

@@ -13,6 +13,8 @@ from ledgerlake.client.topics import join_partition
 from ledgerlake.errors import UsageError
 from ledgerlake.options.bounds import AtTime
 from ledgerlake.schedules.repetition import parse_repetition, rate_of
+from ledgerlake.schedules.schedules import is_hit
+from ledgerlake.stored.offsets import time_text
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.schedules import properties_of
 
@@ -60,16 +62,25 @@ def check_delays(config: Config) -> None:
         )
 
 
-def check_moves(config: Config, source: TopicPartition, entry: bytes) -> None:
-    """Check that the stream reads an entry if it is sent to a topic partition, and lets it wait.
+def check_moves(config: Config, source: TopicPartition, entry: bytes, due_ms: int) -> None:
+    """Check that the stream reads an entry if it is sent to a topic partition, lets it wait, and
+    delivers it in place of the one that waits. If that one repeats, it ends, whatever is due.
+
+    Args:
+        due_ms: when the one that waits is due.
 
     Raises:
-        UsageError: it does not; the error names the key.
+        UsageError: it does not; the error names the key or the time.
     """
     check_delays(config)
     check_reads(config, join_partition(source.topic, source.partition))
     metadata = peek_metadata(memoryview(entry))
     rule = parse_repetition(properties_of(metadata))
+    if rule is None and not is_hit(due_ms, int(time.time() * 1000)):
+        raise UsageError(
+            f"the message was due at {time_text(due_ms)}, so nothing that is sent now replaces it, "
+            "and the stream delivers it when it goes on; ledgerlake schedule sends another one"
+        )
     if rule is None:
         return
     rate = rate_of(rule, max(len(entry), metadata.uncompressed_size))

@@ -95,15 +95,20 @@ def moved(entry: bytes, at_ms: int, sequence_id: int, producer_name: str) -> byt
     return encode_entry(metadata, bytes(parsed.payload))
 
 
-def move(config: Config, waiting: TopicPartition, entry: bytes, at_ms: int) -> MessageId:
+def move(
+    config: Config, waiting: TopicPartition, entry: bytes, due_ms: int, at_ms: int
+) -> MessageId:
     """Publish an entry that waits with another delivery time, on its topic partition: it replaces
     the one that waits in the configuration's stream.
+
+    Args:
+        due_ms: when the one that waits is due.
 
     Raises:
         UsageError: as ``moved`` and ``check_moves``.
         BrokerError, TransportError, DeadlineError: it may or may not be stored.
     """
-    check_moves(config, waiting, entry)
+    check_moves(config, waiting, entry, due_ms)
     cluster = Cluster(config.source.client)
     try:
         producer = EntryProducer(cluster, join_partition(waiting.topic, waiting.partition))

@@ -24,7 +24,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from ledgerlake.errors import UsageError
-from ledgerlake.schedules.schedules import MarkedPositions, Pauses
+from ledgerlake.schedules.schedules import MarkedPositions, Pauses, is_hit
 from ledgerlake.stored.fields import exactly, fields_of, parse_stored, stored
 from ledgerlake.wire.limits import MAX_SCHEDULE_CHARACTERS
 from ledgerlake.wire.message_id import ChunkMessageId, MessageId, Position, parse_message_id
@@ -53,7 +53,7 @@ class Cancel:
     until_ms: int = 0
 
     def hits(self, position: Position, deliver_ms: int) -> bool:
-        return position < self.position and deliver_ms > self.time_ms
+        return position < self.position and is_hit(deliver_ms, self.time_ms)
 
 
 def cancel_of(properties: Mapping[str, str], position: Position, time_ms: int) -> Cancel | None:

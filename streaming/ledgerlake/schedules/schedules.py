@@ -97,6 +97,13 @@ MOST_WAITING = 10_000
 MOST_PAUSES = 1_000
 
 
+def is_hit(deliver_ms: int, time_ms: int) -> bool:
+    """Return whether a message that is due at ``deliver_ms`` is hit by one that is stored behind it
+    at ``time_ms``.
+    """
+    return deliver_ms > time_ms
+
+
 @dataclass(slots=True)
 class Pauses:
     """The pauses of a message that repeats, or of all: when the one began that has not ended, and
@@ -353,7 +360,11 @@ class Schedules:
         first_behind = waiting[place] if place < len(waiting) else None
         # It waits already if the rest of its entry was read, after a range that ended within.
         is_known = first_behind is not None and first_behind.position == position
-        if first_behind is not None and not is_known and message.deliver_ms > first_behind.time_ms:
+        if (
+            first_behind is not None
+            and not is_known
+            and is_hit(message.deliver_ms, first_behind.time_ms)
+        ):
             self.marked.mark(position, REPLACED)
         elif not is_known:
             waiting.insert(place, message)
@@ -367,7 +378,7 @@ class Schedules:
         most.
         """
         last = self._last_before(schedule_id, message.position, message.time_ms)
-        replaced = last if last is not None and last.deliver_ms > message.time_ms else None
+        replaced = last if last is not None and is_hit(last.deliver_ms, message.time_ms) else None
         if replaced is None and len(self._store.load(schedule_id)) >= MOST_WAITING:
             return False
         if message.repeating is None:
@@ -514,7 +525,7 @@ class Schedules:
         count = _count_before(waiting, position, time_ms)
         for place in range(count - 1, -1, -1):
             message = waiting[place]
-            if message.deliver_ms > time_ms:
+            if is_hit(message.deliver_ms, time_ms):
                 del waiting[place]
                 count -= 1
                 self.marked.mark(message.position, reason)
