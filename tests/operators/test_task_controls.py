@@ -166,12 +166,43 @@ def test_what_says_nothing_about_others_is_left_out_by_the_users_function(
     assert process_entry(lambda _: [], raw, *OF_AT, 1000, NO_KEYS) == b""
 
 
+def rejects_of(rows: list[pa.RecordBatch]) -> list[tuple[Position, str]]:
+    shown = open_rows(one for one in rows if one["kind"][0].as_py() == RowKind.ROWS)
+    return [
+        (Position(row["ledger_id"], row["entry_id"]), row["reject_reason"])
+        for batch in shown
+        for row in batch.to_pylist()
+        if row["reject_reason"] is not None
+    ]
+
+
 @TASKS
 @WAYS
 def test_a_bad_property_of_an_entry_that_cannot_be_read_has_no_effect(
     task: Any, way: str, tmp_path: Path
 ) -> None:
     assert heard(task(tmp_path, unreadable(way, {"pause": "everything"}), 3)) == []
+
+
+@WAYS
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("said", [{"pause": "everything"}, {"cron": "0 9 * * *"}])
+def test_an_entry_with_a_bad_schedule_that_cannot_be_read_is_one_reject(
+    way: str, enabled: bool, said: dict[str, str], tmp_path: Path
+) -> None:
+    """It is ``bad_schedule`` if it would be so with a payload that can be read."""
+    rows = decoded(tmp_path, unreadable(way, said), 3, enabled=enabled)
+    unread = PAYLOAD_PROCESSOR if way == "processor" else way
+    assert rejects_of(rows) == [(AT, "bad_schedule" if enabled else unread)]
+
+
+@WAYS
+def test_an_entry_that_cannot_be_read_and_whose_schedule_has_no_room_is_one_reject(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScheduleEvents, "add", lambda *_: False)
+    rows = decoded(tmp_path, unreadable(way, {"schedule": "a"}), 3)
+    assert rejects_of(rows) == [(AT, "schedule_refused")]
 
 
 @TASKS

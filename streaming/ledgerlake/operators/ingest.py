@@ -178,11 +178,11 @@ class _IngestedRange:
         for decoded in decode_bundle(
             piece.frames, self._topic_partition, first_entry=piece.first_entry, **self._decoding
         ):
-            effects = self._controls.at_once(decoded, piece.frames)
+            effects, rejects = self._controls.at_once(decoded, piece.frames)
             yield from self._sink.take_messages(effects.messages.select(schema.MESSAGES.names))
             yield from self._take_effects(effects)
-            if decoded.rejects.num_rows:
-                yield from self._sink.take_reject_rows(pa.Table.from_batches([decoded.rejects]))
+            if rejects.num_rows:
+                yield from self._sink.take_reject_rows(pa.Table.from_batches([rejects]))
 
     def _take_effects(self, effects: Effects) -> Iterator[pa.RecordBatch]:
         self._local.events += effects.cancels
@@ -191,7 +191,6 @@ class _IngestedRange:
     def _take_single(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         single = read_single(piece)
         if isinstance(single, RejectedEntry):
-            yield from self._sink.take_rejects([single])
             yield from self._take_effects(self._controls.rejected(single))
         elif (refused := self._controls.refused(single)) is not None:
             yield from self._sink.take_rejects([refused])

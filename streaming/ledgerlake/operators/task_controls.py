@@ -4,6 +4,9 @@ The properties for that are in an entry's metadata, which is neither compressed 
 they hold also if the payload cannot be read and the entry is a reject, for example because no key
 decrypts it. The properties of a batch are in its payload: if that cannot be read, nobody knows
 them. A delayed entry that is rejected before it waits has no effect.
+
+An entry has one outcome: one whose properties cannot be used is a reject for that, whether its
+payload can be read or not.
 """
 
 from __future__ import annotations
@@ -49,12 +52,14 @@ _NAMES = re.compile(
 @dataclass(frozen=True)
 class Effects:
     """The messages that are delivered, and the cancels by key and message id that are accepted.
-    ``rejects`` are the other messages, and the entries of cancels beyond the limits.
+    ``rejects`` are the other messages, and the entries of cancels beyond the limits. ``refused``
+    are the message ids of those among them whose payload cannot be read.
     """
 
     messages: pa.RecordBatch
     cancels: list[Cancel]
     rejects: list[RejectedEntry]
+    refused: pa.Array
 
 
 class TaskControls:
@@ -71,24 +76,27 @@ class TaskControls:
         """Take delayed entries, which wait from now on."""
         return find_in_frames(frames, first_entry, self._arriving)
 
-    def at_once(self, decoded: Decoded, frames: Entry) -> Effects:
-        """Take entries that are delivered at once.
+    def at_once(self, decoded: Decoded, frames: Entry) -> tuple[Effects, pa.RecordBatch]:
+        """Take entries that are delivered at once; return the effects, and the rows of rejects that
+        stay.
 
         Args:
             frames: the ``MESSAGE`` frames that they came in.
         """
         rejected = decoded.rejects.select(["ledger_id", "entry_id", "entry"]).to_pydict().values()
-        return self._take(decoded.messages, list(self._unread(zip(*rejected, strict=True))), frames)
+        unread = list(self._unread(zip(*rejected, strict=True)))
+        effects = self._take(decoded.messages, unread, frames)
+        is_refused = pc.is_in(decoded.rejects["message_id"], effects.refused)
+        return effects, decoded.rejects.filter(pc.invert(is_refused))
 
     def rejected(self, rejected: RejectedEntry) -> Effects:
-        """Take an entry that was rejected when it was read."""
+        """Take an entry that was rejected when it was read; its own reject is among the others."""
         none = pa.RecordBatch.from_pylist([], schema.MESSAGES)
         position = rejected.position
         unread = self._unread([(position.ledger_id, position.entry_id, rejected.entry or b"")])
         effects = self._take(none, list(unread), None)
-        return replace(
-            effects, rejects=[replace(reject, entry=rejected.entry) for reject in effects.rejects]
-        )
+        rejects = [replace(reject, entry=rejected.entry) for reject in effects.rejects]
+        return replace(effects, rejects=rejects if len(effects.refused) else [rejected, *rejects])
 
     def refused(self, single: SingleEntry) -> RejectedEntry | None:
         """Return the reject of a chunk or a marker whose properties cannot be used."""
@@ -117,12 +125,14 @@ class TaskControls:
         delivered, rejects = find_in_messages(
             together, frames, self._at_once, delays_messages=self._delays_messages
         )
-        cancels, refused = self._cancels.take(delivered)
-        rejects += [RejectedEntry(position, None, CANCEL_REFUSED) for position in refused]
+        cancels, beyond = self._cancels.take(delivered)
+        rejects += [RejectedEntry(position, None, CANCEL_REFUSED) for position in beyond]
+        ids = pa.array([row["message_id"] for row in unread], pa.string())
+        refused = ids
         if unread:
-            ids = pa.array([row["message_id"] for row in unread])
+            refused = ids.filter(pc.invert(pc.is_in(ids, delivered["message_id"])))
             delivered = delivered.filter(pc.invert(pc.is_in(delivered["message_id"], ids)))
-        return Effects(delivered, cancels, rejects)
+        return Effects(delivered, cancels, rejects, refused)
 
     def _unread(self, rejected: Iterable[tuple[int, int, Entry]]) -> Iterator[Row]:
         """Yield the messages whose payload cannot be read and that say something."""
