@@ -431,6 +431,42 @@ def test_occurrences_of_a_message_that_repeats_stay(tmp_path: Path, enabled: boo
     assert values(tmp_path, "t") == [b"3", b"4"]
 
 
+def bad(**said: str) -> list[pb.KeyValue]:
+    return [pb.KeyValue(key=f"ledgerlake.{name}", value=text) for name, text in said.items()]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_messages_with_bad_schedules_become_no_rows_if_messages_are_delayed(
+    enabled: bool, copies: int, tmp_path: Path
+) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    settings = replace(settings, delay=replace(settings.delay, enabled=enabled))
+    of_batch = [
+        (pb.SingleMessageMetadata(payload_size=0, properties=own), b"%d" % number)
+        for number, own in enumerate([[], bad(pause="everything"), bad(schedule="a"), []])
+    ]
+    payload = encode_batch(of_batch)
+    entries = {
+        1: single(b"no start", properties=bad(schedule="a", cron="0 9 * * *")),
+        2: encode_entry(
+            metadata(num_messages_in_batch=len(of_batch), uncompressed_size=len(payload)), payload
+        ),
+        3: single(b"paused", properties=bad(pause="all")),
+    } | dict(enumerate(chunk_entries(b"large", 2, "p-1", properties=bad(expires="never")), 5))
+    for _ in range(copies):
+        reject_entries(settings, entries, "encrypted")
+    replay(settings)
+    refused = [b"1", b"large", b"no start"]
+    assert values(tmp_path, "t") == sorted(
+        [b"0", b"2", b"3", b"paused", *([] if enabled else refused)]
+    )
+    rows = DeltaTable(str(tmp_path / "rejects")).to_pyarrow_table().to_pylist()
+    own = [row for row in rows if row["reason"] == "bad_schedule"]
+    assert [row["message_id"] for row in own] == (["1:2:1"] if enabled else [])
+    assert not enabled or "neither schedule=ID nor all" in own[0]["detail"]
+
+
 def test_a_delayed_message_that_has_expired_stays(tmp_path: Path) -> None:
     settings = config(tmp_path, {"path": "t"})
     due_us = 1_700_000_000_000_000

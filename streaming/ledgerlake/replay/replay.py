@@ -44,7 +44,12 @@ from ledgerlake.reasons import (
     REASONS,
     REPLAYED,
 )
-from ledgerlake.replay.replay_messages import by_plain_size, large_message, messages_of_entries
+from ledgerlake.replay.replay_messages import (
+    Decoded,
+    by_plain_size,
+    large_message,
+    messages_of_entries,
+)
 from ledgerlake.replay.replay_parts import Parts
 from ledgerlake.replay.replay_rejects import RejectsToReplay
 from ledgerlake.source.planning import entry_range
@@ -90,7 +95,8 @@ _NO_LARGE = (
 
 _NO_ROW = (
     "it cannot be decoded, lacks the message_payload_processor that is to read it, was rejected "
-    "before it was due, is not due yet, has expired, repeats, or no table gets it anew"
+    "before it was due, is not due yet, has expired, repeats, has a bad schedule, or no table gets "
+    "it anew"
 )
 
 _PREFIX = "part-00000000-00000"
@@ -291,9 +297,9 @@ class _Replay:
                 chunks.setdefault(message, []).append(reject)
         partly = self._partly_read(join_partition(source.topic, source.partition))
         for part in by_plain_size(entries):
-            messages, numbers = messages_of_entries(self._config, part, source, partly)
+            decoded = messages_of_entries(self._config, part, source, partly)
             alone = [[reject] for reject in part]
-            yield from self._write_messages(messages, numbers, alone, source, writers)
+            yield from self._write_messages(decoded, alone, source, writers)
         for key, of_message in chunks.items():
             yield from self._write_large((source, key), of_message, writers)
 
@@ -325,27 +331,26 @@ class _Replay:
         if sent in self._sent:
             self._leave(rejects, _NO_ROW)
             return
-        first = np.zeros(1, dtype=np.int64)
-        for rows in self._write_messages(message, first, [rejects], source, writers):
+        decoded = Decoded(message, np.zeros(1, dtype=np.int64))
+        for rows in self._write_messages(decoded, [rejects], source, writers):
             self._large.add(key)
             self._sent.add(sent)
             yield rows
 
     def _write_messages(
         self,
-        messages: pa.RecordBatch,
-        numbers: NDArray[np.int64],
+        decoded: Decoded,
         groups: Sequence[list[dict[str, Any]]],
         source: TopicPartition,
         writers: TableWriters,
     ) -> Iterator[pa.Table]:
         """
         Args:
-            messages: any number of small messages, or a large one.
-            numbers: for each message, which of the groups of rejects it comes from. Those without
-                messages stay.
+            decoded: any number of small messages, or a large one, of groups of rejects. Those
+                without messages stay.
         """
-        once, first_of = _once(messages)
+        numbers = decoded.numbers
+        once, first_of = _once(decoded.messages)
         misfits, why = self._put(once, writers) if once.num_rows else ([], {})
         is_new = writers.is_new[first_of] if once.num_rows else np.empty(0, dtype=bool)
         fitting = set(numbers[is_new].tolist())
@@ -363,6 +368,9 @@ class _Replay:
         others = [misfit for misfit in misfits if misfit.row in own]
         if others:
             yield reject_rows(misfit_rejects(once, others), source)
+        refused = [reject for number, reject in decoded.refused if number in fitting]
+        if refused:
+            yield reject_rows(list(dict.fromkeys(refused)), source)
 
     def _done(self, groups: Iterable[list[dict[str, Any]]]) -> Iterator[pa.Table]:
         rejects = [reject for group in groups for reject in group]

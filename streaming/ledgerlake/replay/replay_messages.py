@@ -4,11 +4,16 @@ Only messages that may be delivered come out: they are due, have not expired, do
 were rejected when they were due. A delayed message that was rejected before has never waited, so
 nobody knows whether it was cancelled or replaced. A delayed message gets the time of the replay as
 that of its delivery.
+
+Messages are judged by the rules of a run. So one with a bad schedule stays a reject; in a batch it
+becomes one of its own beside the others.
 """
 
 from __future__ import annotations
 
+import sys
 import time
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +27,8 @@ from ledgerlake.decode.messages import decode_entries
 from ledgerlake.decode.payloads import process_entry
 from ledgerlake.decode.single_entry import chunks_of
 from ledgerlake.errors import CorruptEntryError, DecryptionError
-from ledgerlake.operators.scheduled import find_in_due
+from ledgerlake.operators.schedule_events import ScheduleEvents
+from ledgerlake.operators.scheduled import find_in_due, find_in_messages, refusal_of_large
 from ledgerlake.reasons import (
     PAYLOAD_PROCESSOR,
     REASONS,
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ledgerlake.decode.messages import BatchRange, TopicPartition
+    from ledgerlake.decode.rejects import RejectedEntry
     from ledgerlake.options.config import Config
     from ledgerlake.options.source_options import SourceOptions
 
@@ -50,6 +57,17 @@ _PLAIN_BYTES = 64 * 1024 * 1024
 
 _Reject = dict[str, Any]
 _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """The messages of rejects that may be delivered, and for each message which of the rejects it
+    comes from. ``refused`` are the messages with a bad schedule, likewise.
+    """
+
+    messages: pa.RecordBatch
+    numbers: NDArray[np.int64]
+    refused: list[tuple[int, RejectedEntry]] = field(default_factory=list)
 
 
 def by_plain_size(rejects: list[_Reject]) -> Iterator[list[_Reject]]:
@@ -87,9 +105,8 @@ def messages_of_entries(
     rejects: list[_Reject],
     source: TopicPartition,
     partly: Mapping[Position, BatchRange],
-) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-    """Return the messages of entries that can be decoded and may be delivered, and for each message
-    which of the rejects it comes from.
+) -> Decoded:
+    """Return the messages of entries that can be decoded and may be delivered.
 
     Args:
         partly: the entries that are partly in the stream, with their messages in it. A reject has
@@ -114,6 +131,7 @@ def messages_of_entries(
         bad.update(part.rejects["entry_id"].to_pylist())
     messages = pa.concat_tables(parts)
     messages = messages.filter(pa.array(_are_read(messages, rejects, partly)))
+    messages, refused = _without_bad_schedules(config, messages, rejects)
     numbers = messages["entry_id"].to_numpy()
     bad.update(numbers[_have_one_position(messages)].tolist())
     if config.delay.enabled:
@@ -129,7 +147,35 @@ def messages_of_entries(
     (batch,) = messages.combine_chunks().to_batches() or [
         pa.RecordBatch.from_pylist([], schema.MESSAGES)
     ]
-    return batch, numbers
+    return Decoded(batch, numbers, refused)
+
+
+def _without_bad_schedules(
+    config: Config, messages: pa.Table, rejects: list[_Reject]
+) -> tuple[pa.Table, list[tuple[int, RejectedEntry]]]:
+    """Return the messages without the ones that a run rejects for their schedules when they arrive,
+    and these as rejects, each with the number of the one that it comes from.
+
+    Args:
+        messages: they have the numbers of their rejects as entry ids.
+    """
+    if not config.delay.enabled:
+        return messages, []
+    is_delayed = messages["deliver_at"].is_valid()
+    parts = [messages.filter(is_delayed)]
+    refused: list[tuple[int, RejectedEntry]] = []
+    for batch in messages.filter(pc.invert(is_delayed)).combine_chunks().to_batches():
+        kept, bad = find_in_messages(batch, None, ScheduleEvents(sys.maxsize), delays_messages=True)
+        parts.append(pa.Table.from_batches([kept]))
+        for reject in bad:
+            number = reject.position.entry_id
+            entry = reject.entry or rejects[number]["entry"]
+            position = Position(*_position(rejects[number]))
+            refused.append((number, replace(reject, position=position, entry=entry)))
+    if not refused:
+        return messages, []
+    order = [("entry_id", "ascending"), ("batch_index", "ascending")]
+    return pa.concat_tables(parts).sort_by(order), refused
 
 
 def _are_read(
@@ -190,6 +236,10 @@ def large_message(
     """
     if REASONS[chunks[0]["reason"]].is_of_a_table:
         return _whole_message(config, chunks[:1], source)
+    if any(
+        refusal_of_large(chunk["entry"], delays_messages=config.delay.enabled) for chunk in chunks
+    ):
+        return None
     ordered = sorted(
         chunks, key=lambda chunk: int(peek_metadata(memoryview(chunk["entry"])).chunk_id)
     )
@@ -221,7 +271,7 @@ def _whole_message(
     config: Config, reject: list[_Reject], source: TopicPartition
 ) -> pa.RecordBatch | None:
     """Return the large message of a reject that has it whole."""
-    messages, _ = messages_of_entries(config, reject, source, {})
+    messages = messages_of_entries(config, reject, source, {}).messages
     if not messages.num_rows:
         return None
     chunk_count, first_chunk_id = chunks_of(peek_metadata(memoryview(reject[0]["entry"])))
