@@ -1,9 +1,9 @@
 """Decodes rejects as the pipeline would now: their entries, or the chunks of a large message.
 
 Only messages that may be delivered come out: they are due, have not expired, do not repeat, and
-were rejected when they were due. A delayed message that was rejected before has never waited, so
-nobody knows whether it was cancelled or replaced. A delayed message gets the time of the replay as
-that of its delivery.
+were rejected when they were to be delivered: when they were due, or, without ``[delay] enabled``,
+when they came. A delayed message that was rejected before has never waited, so nobody knows whether
+it was cancelled or replaced. A delayed message gets the time of the replay as that of its delivery.
 
 Messages are judged by the rules of a run. So one with a bad schedule stays a reject; in a batch it
 becomes one of its own beside the others.
