@@ -206,6 +206,23 @@ def test_an_entry_that_cannot_be_read_and_whose_schedule_has_no_room_is_one_reje
 
 
 @TASKS
+def test_a_large_message_replaces_what_waits_once_it_is_complete_also_if_it_cannot_be_read(
+    task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        outcomes, "read_again_by", lambda _, __, places, ___: (None for _ in places)
+    )
+    own = [pb.KeyValue(key="ledgerlake.schedule", value="a")]
+    chunks = [encrypted(one, "nobodys") for one in chunk_entries(b"value", 2, properties=own)]
+    for name in ("whole", "part"):
+        (tmp_path / name).mkdir()
+    events = heard(task(tmp_path / "whole", pieces_of(chunks), 2))
+    assert [(event.schedule_id, event.position) for event in events] == [("a", AT)]
+    part = report_of(rows := task(tmp_path / "part", pieces_of(chunks[:1]), 1)).events
+    assert heard(rows) == part, "no schedule"
+
+
+@TASKS
 def test_a_delayed_entry_that_is_rejected_before_it_waits_replaces_nothing(
     task: Any, tmp_path: Path
 ) -> None:
