@@ -140,9 +140,7 @@ _REPORT = TaskReport(
 )  # fmt: skip
 _SEPARATE = [
     separately_stored_to_json(SeparatelyStored(_PLACES, True, key=_KEY)),
-    separately_stored_to_json(
-        SeparatelyStored(_PLACES[:1], True, BatchRange(None, 3), is_delivered=True)
-    ),
+    separately_stored_to_json(SeparatelyStored(_PLACES[:1], True, BatchRange(None, 3))),
 ]
 _WAITING = waiting_to_json(
     [

@@ -790,8 +790,40 @@ def test_a_range_that_ends_inside_a_delayed_batch_delivers_its_messages_and_the_
     play(rows=parts_of(batch, (None, 1)), at_s=0)
     assert play(at_s=30) == [b"1:0:0", b"1:0:1"]
     assert play(rows=parts_of(batch, (1, 2)), at_s=31) == [b"1:0:2"]
-    assert play(rows=parts_of(batch, (2, None)), at_s=None) == [b"1:0:3", b"1:0:4"]
+    assert play(rows=parts_of(batch, (2, None)), at_s=None) == []
+    assert play(at_s=31) == [b"1:0:3", b"1:0:4"]
     play(at_s=32)
+    assert [name for name in ("parts", "separate", "snapshots") if play.state(name)] == []
+
+
+@pytest.mark.parametrize("others", [[], [frame(1, 5000)]], ids=["alone", "with another"])
+@pytest.mark.parametrize("read_s", [11, 31], ids=["before it is due", "after"])
+def test_the_rest_of_a_batch_is_cancelled_as_its_first_part_would_have_been(
+    read_s: int, others: list[bytes]
+) -> None:
+    """It is read after a stop, with what was stored meanwhile."""
+    play = Play()
+    batch = frame(0, 30, "a", batch=3)
+    play(*others, rows=parts_of(batch, (None, 0)), at_s=0)
+    assert play(at_s=30) == [b"1:0:0"]
+    # The first micro-batch after the stop has not read the cancel.
+    backlog_s = 9
+    assert play(rows=parts_of(batch, (0, None)), at_s=backlog_s) == []
+    play(events=[cancel("key", "a", 7, at_s=10)], at_s=read_s)
+    play(at_s=31)
+    assert [(reject.reason, reject.position) for reject in play.rejects] == [
+        ("cancelled", Position(1, 0))
+    ]
+    assert play.values == [b"1:0:0"]
+
+
+def test_a_batch_whose_rest_is_delivered_at_once_leaves_nothing() -> None:
+    play = Play()
+    play(rows=parts_of(frame(0, 30, batch=3), (None, 0)), at_s=0)
+    # Without [delay] enabled, the task delivers the rest.
+    play.stage.delay = DelayOptions(enabled=False, settings=SMALL)
+    assert play(at_s=30) == [b"1:0:0"]
+    play(at_s=31)
     assert [name for name in ("parts", "separate", "snapshots") if play.state(name)] == []
 
 
@@ -819,16 +851,15 @@ def test_parts_of_a_delayed_batch_that_come_before_it_is_due_are_delivered_toget
 def test_what_waits_separately_is_readable_by_later_releases_and_newer_ones_are_refused() -> None:
     large = (
         '{"version": 1, "positions": [[1, 0], [1, 1]], "bytes_kept": true, "batch_range": null, '
-        '"is_delivered": false,'
         ' "key": {"producer_name": "p", "uuid": "p-1"}}'
     )
     part = (
         '{"version": 1, "positions": [[1, 2]], "bytes_kept": true, "batch_range": {"after": null, '
         '"until": 3},'
-        ' "is_delivered": true, "key": null}'
+        ' "key": null}'
     )
     positions = (Position(1, 0), Position(1, 1))
-    of_part = SeparatelyStored((Position(1, 2),), True, BatchRange(None, 3), is_delivered=True)
+    of_part = SeparatelyStored((Position(1, 2),), True, BatchRange(None, 3))
     for golden, message in (
         (large, SeparatelyStored(positions, True, key=ChunkedMessageKey("p", "p-1"))),
         (part, of_part),

@@ -76,9 +76,7 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     ),
     "part of a delayed entry": (
         separately_stored_from_json,
-        separately_stored_to_json(
-            SeparatelyStored(PLACES[:1], True, BatchRange(1, 2), is_delivered=True)
-        ),
+        separately_stored_to_json(SeparatelyStored(PLACES[:1], True, BatchRange(1, 2))),
     ),
     "report": (
         report_from_json,

@@ -45,6 +45,7 @@ from ledgerlake.delay.segment import (
     DEFAULT_TIME_STEP_MS,
     are_until,
     cut_segments,
+    index_rows,
     key_at,
     key_columns,
     shared_queue,
@@ -211,7 +212,19 @@ class DelayedTracker:
         entries were added before.
         """
         is_repeated = self._is_repeated(batch)
-        new = batch.filter(pa.array(~is_repeated))
+        self._add(batch.filter(pa.array(~is_repeated)))
+        return batch.filter(pa.array(is_repeated))
+
+    def add_part(self, due_ms: int, position: Position) -> bool:
+        """Add a part of an entry, without its bytes; return False if a message waits at its
+        position. Another part may have been added before, and have left.
+        """
+        if self._waits_at(position):
+            return False
+        self._add(index_rows([(due_ms, position.ledger_id, position.entry_id)]))
+        return True
+
+    def _add(self, new: pa.RecordBatch) -> None:
         for rows in _by_ledger(new):
             ledger_id = rows.column(1)[0].as_py()
             if ledger_id > self._range_end:
@@ -223,7 +236,6 @@ class DelayedTracker:
             self._reached = max(self._reached, _extent(rows)[1])
         if self._is_too_much(self._fresh):
             self._store_fresh()
-        return batch.filter(pa.array(is_repeated))
 
     def take_due(
         self, cutoff_ms: int, most_messages: int = sys.maxsize
@@ -343,6 +355,15 @@ class DelayedTracker:
             rows = older & (ledger_id == ledger)
             is_repeated[rows] = np.isin(entry_id[rows], self._added_entries(ledger))
         return is_repeated
+
+    def _waits_at(self, position: Position) -> bool:
+        """Return whether a message of the last record waits at a position."""
+        return any(
+            position in map(Position, *(column.tolist() for column in key_columns(rows)[1:]))
+            for bucket in self._saved_buckets
+            if bucket.waiting and bucket.first <= position <= bucket.last
+            for rows in self._read_delayed(bucket)
+        )
 
     def _added_entries(self, ledger_id: int) -> NDArray[np.int64]:
         """Return the entries of a ledger that the saved buckets have or had. What this micro-batch

@@ -153,7 +153,6 @@ class DelayedMessages:
         self.controls = Controls(state.cancels, state.schedules, options.repetition_limit)
         self._separate = SeparateMessages(state.separate, kept_entries)
         self._tracker: DelayedTracker | None = None
-        self._due_partial: list[tuple[Position, BatchRange]] = []
         self._known: list[tuple[Position, Entry | None]] = []
         self._large_to_read: list[DelayedLargeMessage] = []
         self._rejected: list[RejectedPositions] = []
@@ -262,38 +261,37 @@ class DelayedMessages:
         with ``reread``.
 
         A later range may bring the rest of the entry. If the earlier messages are still delayed,
-        the rest joins them. If those have left, the rest is due at once. If another message waits
-        at its position, it is a reject.
+        the rest joins them. If those have left, the rest waits as they did, until the stream has
+        read what may cancel it. If another message waits at its position, it is a reject.
         """
         earlier = self._separate.load(position)
-        if earlier is None or not earlier.is_continued_by(batch_range):
-            is_added = self._add_first_part(position, frame, batch_range)
-        elif earlier.is_delivered:
-            is_added = self._kept_entries.put(position, frame)
-            self._due_partial += [(position, batch_range)] if is_added else []
+        if earlier is None:
+            is_added = self._add_part(position, frame, batch_range)
         else:
-            is_added = entries_of(self._kept_entries.get(position) or b"") == entries_of(frame)
+            kept = self._kept_entries.get(position) or b""
+            is_added = earlier.is_continued_by(batch_range) and entries_of(kept) == entries_of(
+                frame
+            )
             if is_added:
                 self._separate.store(position, earlier.joined_with(batch_range))
         if not is_added:
             self._known += entries_of(frame).items()
             self._not_added.add(position)
 
-    def _add_first_part(self, position: Position, frame: bytes, batch_range: BatchRange) -> bool:
+    def _add_part(self, position: Position, frame: bytes, batch_range: BatchRange) -> bool:
         if not self._kept_entries.put(position, frame):
             return False
-        if not self._take_place(position, int(read_delayed(frame).due_ms[0])):
+        if not self._open().add_part(int(read_delayed(frame).due_ms[0]), position):
             self._kept_entries.drop(position)
             return False
         self._separate.store(position, SeparatelyStored((position,), True, batch_range))
         return True
 
     def _take_place(self, position: Position, due_ms: int) -> bool:
-        """Add a message to the index whose bytes are not in it; return False if another one waits
-        at its position. The index knows the messages of earlier micro-batches only, and
-        ``separate`` this one's.
+        """Add a large message to the index; return False if another one waits at its position. The
+        index knows the messages of earlier micro-batches only, and ``separate`` this one's.
         """
-        if self._separate.waiting(position) is not None:
+        if self._separate.load(position) is not None:
             return False
         return (
             not self._open()
@@ -328,7 +326,7 @@ class DelayedMessages:
         if after < end:
             tracker.forget_marks_beyond(after)
         next_due_ms = tracker.next_due_ms
-        is_due = bool(self._due_partial) or (next_due_ms is not None and next_due_ms <= cutoff_ms)
+        is_due = next_due_ms is not None and next_due_ms <= cutoff_ms
         if not (is_due or controls.has_new):
             return
         yield from controls.apply(tracker.last_due_ms, self._not_added)
@@ -338,8 +336,6 @@ class DelayedMessages:
             delivered_ms = max(cutoff_ms, int(time.time() * 1000))
             release = Release(delivered_ms, _outputs(tracker), clock_ms)
             outcomes = DueOutcomes(self._separate, self._kept_entries, controls.schedules, release)
-            for position, batch_range in self._due_partial:
-                yield from outcomes.partial(position, batch_range)
             repeating = RepeatingMessages(controls.schedules, cutoff_ms, tracker)
             due = combined(tracker.take_due(cutoff_ms, self._options.most_due))
             yield from outcomes.in_order(self._tallied(repeating.in_order(due)))

@@ -138,9 +138,9 @@ class DueOutcomes:
                 together.add(messages, messages.nbytes)
         yield from self._outcomes_of(together)
 
-    def partial(self, position: Position, batch_range: BatchRange) -> Iterator[Outcome]:
+    def _partial(self, position: Position, batch_range: BatchRange) -> Iterator[Outcome]:
         """Yield a part of an entry."""
-        frame = self._separate.take_frame(position, batch_range)
+        frame = self._separate.take_frame(position)
         release = self._release
         if frame is not None:
             yield DueEntries(
@@ -182,7 +182,7 @@ class DueOutcomes:
         rows: list[_DueRow] = []
         for row in together.rows():
             is_separate = (
-                row.frame is None and self._separate.waiting(Position(*row.key[1:])) is not None
+                row.frame is None and self._separate.load(Position(*row.key[1:])) is not None
             )
             if is_separate or (
                 len(rows) >= _ROW_POSITIONS and any(each.frame is None for each in rows)
@@ -221,7 +221,7 @@ class DueOutcomes:
             *(column.to_pylist() for column in batch.columns[:3]), strict=True
         ):
             position = Position(ledger_id, entry_id)
-            message = self._separate.waiting(position)
+            message = self._separate.load(position)
             if to_reread and (message is not None or len(to_reread) == _ROW_POSITIONS):
                 yield _due_positions(to_reread, release)
                 to_reread = []
@@ -230,7 +230,7 @@ class DueOutcomes:
                 continue
             positions = message.positions
             if message.batch_range is not None:
-                yield from self.partial(positions[0], message.batch_range)
+                yield from self._partial(positions[0], message.batch_range)
                 continue
             entries = _KeptChunks(self._kept_entries, positions) if message.bytes_kept else None
             known = () if message.bytes_kept else positions

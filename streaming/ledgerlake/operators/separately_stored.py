@@ -35,15 +35,13 @@ class SeparatelyStored:
     """A large message, whose chunks are at ``positions``, or one entry.
 
     ``bytes_kept`` says whether ``parts`` has the bytes; if not, they are read from the topic.
-    ``batch_range`` says which messages of the entry have arrived; it is None for a large message. A
-    record with ``is_delivered`` stays after those have left, because a later range may bring the
-    entry's other messages; nothing waits at its position. ``key``: see ``Assembled``.
+    ``batch_range`` says which messages of the entry wait; it is None for a large message. ``key``:
+    see ``Assembled``.
     """
 
     positions: tuple[Position, ...]
     bytes_kept: bool
     batch_range: BatchRange | None = None
-    is_delivered: bool = False
     key: ChunkedMessageKey | None = None
 
     def is_continued_by(self, rest: BatchRange) -> bool:
@@ -84,14 +82,9 @@ class SeparateMessages:
         self._kept_entries = kept_entries
 
     def load(self, position: Position) -> SeparatelyStored | None:
-        """Return the record of a position; None if it has no record."""
+        """Return the message that waits at a position; None if none does that is stored so."""
         row = self._state.getValue((position.ledger_id, position.entry_id))
         return None if row is None else separately_stored_from_json(row[0])
-
-    def waiting(self, position: Position) -> SeparatelyStored | None:
-        """Return the message that waits at a position; None if no message waits there."""
-        message = self.load(position)
-        return None if message is None or message.is_delivered else message
 
     def store(self, position: Position, message: SeparatelyStored) -> None:
         """Store the record of a position."""
@@ -103,27 +96,20 @@ class SeparateMessages:
         """Remove the record of a position; the bytes stay."""
         self._state.removeKey((position.ledger_id, position.entry_id))
 
-    def take_frame(self, position: Position, batch_range: BatchRange) -> Entry | None:
-        """Take the bytes of an entry when a part of it leaves. Its record stays if the rest is to
-        come.
-        """
-        if batch_range.until is None:
-            self.remove(position)
-        else:
-            self.store(
-                position, SeparatelyStored((position,), True, batch_range, is_delivered=True)
-            )
+    def take_frame(self, position: Position) -> Entry | None:
+        """Take the bytes of an entry when a part of it leaves."""
+        self.remove(position)
         return self._kept_entries.take(position)
 
     def take_reject(self, reason: Reason, position: Position) -> Outcome:
         """Take a due message that is not to be delivered and whose bytes are not in its segment;
         return its reject.
         """
-        message = self.waiting(position)
+        message = self.load(position)
         if message is None:
             return Rejected(reason, [(position, None)])
         if message.batch_range is not None:
-            kept_frame = self.take_frame(position, message.batch_range)
+            kept_frame = self.take_frame(position)
             return Rejected(
                 reason,
                 [(position, None)] if kept_frame is None else [*entries_of(kept_frame).items()],
@@ -152,7 +138,6 @@ def separately_stored_to_json(message: SeparatelyStored) -> str:
             "positions": positions_to_json(message.positions),
             "bytes_kept": message.bytes_kept,
             "batch_range": None if message.batch_range is None else asdict(message.batch_range),
-            "is_delivered": message.is_delivered,
             "key": None if message.key is None else asdict(message.key),
         }
     )
@@ -168,8 +153,8 @@ def separately_stored_from_json(text: str) -> SeparatelyStored:
 
 
 def _from_fields(fields: dict[str, Any]) -> SeparatelyStored:
-    ids, bytes_kept, is_delivered, batch_range, key = exactly(
-        fields, "positions", "bytes_kept", "is_delivered", "batch_range", "key"
+    ids, bytes_kept, batch_range, key = exactly(
+        fields, "positions", "bytes_kept", "batch_range", "key"
     )
     positions = tuple(map(_position, stored(list[list[int]], ids)))
     if not positions:
@@ -178,7 +163,6 @@ def _from_fields(fields: dict[str, Any]) -> SeparatelyStored:
         positions,
         stored(bool, bytes_kept),
         stored(BatchRange | None, batch_range),
-        stored(bool, is_delivered),
         stored(ChunkedMessageKey | None, key),
     )
 
