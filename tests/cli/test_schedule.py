@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -18,6 +18,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish import schedules
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import MessageId
+from ledgerlake.wire.schedules import PAUSE_PROPERTY, RESUME_PROPERTY, SENDER_PROPERTIES
 
 SOURCE = TopicPartition("persistent://public/default/t", -1)
 LATER_MS = 4_000_000_000_000
@@ -117,13 +118,25 @@ def test_an_error_names_the_options_and_not_the_properties_that_they_set() -> No
             "ledgerlake.cron is a nickname",
             "ledgerlake.catchup is neither all, last nor none",
             "ledgerlake.until and ledgerlake.count need ledgerlake.cron or ledgerlake.every",
+            "ledgerlake.expires is for a message that does not repeat",
         )
     ]
     assert [text.removeprefix("the schedule is refused: ") for text in said] == [
         "--cron is a nickname",
         "--catch-up is neither all, last nor none",
         "--until and --count need --cron or --every",
+        "--expires is for a message that does not repeat",
     ]
+
+
+def test_each_property_that_a_schedule_has_is_named_by_an_option_of_the_command() -> None:
+    parser = ArgumentParser()
+    schedule.add(parser.add_subparsers())
+    (commands,) = (one.choices for one in parser._actions if isinstance(one.choices, dict))
+    options = commands["schedule"]._option_string_actions
+    told = {PAUSE_PROPERTY, RESUME_PROPERTY}
+    for name in set(SENDER_PROPERTIES) - told:
+        assert schedule._with_option_names(name) in options
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,16 @@ from ledgerlake.cli.command import (
 )
 from ledgerlake.errors import UsageError
 from ledgerlake.wire.entry import read_stamp
-from ledgerlake.wire.schedules import CATCH_UP_PROPERTY, REPETITION_PROPERTIES
+from ledgerlake.wire.schedules import CATCH_UP_PROPERTY, SCHEDULE_PROPERTY, SENDER_PROPERTIES
 
 if TYPE_CHECKING:
     import argparse
 
     from ledgerlake.cli.command import Commands
     from ledgerlake.wire.message_id import AnyMessageId
+
+# The options that are not named as the properties that they set.
+_OTHER_OPTIONS = {SCHEDULE_PROPERTY: "--id", CATCH_UP_PROPERTY: "--catch-up"}
 
 _DAYS = re.compile(r"[0-9]+\s*d(ays?)?", re.IGNORECASE)
 
@@ -254,11 +257,9 @@ def _schedule(options: argparse.Namespace) -> int:
 
 def _with_option_names(message: str) -> str:
     """Return an error with the options in place of the properties that they set."""
-    for name in REPETITION_PROPERTIES:
-        option = (
-            "--catch-up" if name == CATCH_UP_PROPERTY else f"--{name.removeprefix('ledgerlake.')}"
-        )
-        message = message.replace(name, option)
+    for name in SENDER_PROPERTIES:
+        own = f"--{name.removeprefix('ledgerlake.')}"
+        message = message.replace(name, _OTHER_OPTIONS.get(name, own))
     return message
 
 
