@@ -106,7 +106,8 @@ def test_a_refused_message_leaves_no_producer_at_the_broker() -> None:
             {"properties": {"ledgerlake.schedule": "b"}},
             "an argument of its own sets the property",
         ),
-        ("a", {"properties": {"ledgerlake.occurrence": "1"}}, "the pipeline sets the property"),
+        ("a", {"properties": {"ledgerlake.occurrence": "1"}}, "Ledgerlake sets the property"),
+        ("a", {"properties": {"ledgerlake.chunks": "1"}}, "Ledgerlake sets the property"),
     ],
 )
 def test_what_cannot_be_a_schedule_is_refused_before_it_is_sent(
@@ -419,7 +420,7 @@ def test_the_commands_repeat_pause_and_resume() -> None:
             "schedule a repeats from 2026-05-02T12:00:00.000Z on, stored in "
         )
         for command, holds in (
-            ("pause", "if there is one\n"),
+            ("pause", "what it has due from now on\n"),
             ("resume", "until ledgerlake resume --all\n"),
         ):
             said = ledgerlake(command, *where, "--id", "a")

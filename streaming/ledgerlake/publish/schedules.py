@@ -29,6 +29,7 @@ from ledgerlake.publish.effects import check_moves
 from ledgerlake.publish.large_messages import LargeMessageProducer
 from ledgerlake.publish.routing import java_hash
 from ledgerlake.schedules.repetition import occurrences, parse_repetition
+from ledgerlake.wire.chunks import MARKER_PROPERTY
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import MessageId
@@ -65,7 +66,8 @@ _PARTITIONS_KEPT_S = 60
 # Earlier times are seconds that were taken for milliseconds.
 _FIRST_MS = 946_684_800_000
 
-_RESERVED = (CANCEL_PROPERTY, *SENDER_PROPERTIES, *ROW_PROPERTIES)
+_OF_ARGUMENTS = (CANCEL_PROPERTY, *SENDER_PROPERTIES)
+_RESERVED = (*_OF_ARGUMENTS, *ROW_PROPERTIES, MARKER_PROPERTY)
 
 # Fields of a stored message that hold for that place of the topic alone: a broker would take a copy
 # for a part of a transaction that never ends, or for what another cluster has sent.
@@ -188,9 +190,7 @@ class Schedules:
         """
         taken = [name for name in _RESERVED if name in (properties or {})]
         if taken:
-            how = (
-                "the pipeline sets" if taken[0] in ROW_PROPERTIES else "an argument of its own sets"
-            )
+            how = "an argument of its own sets" if taken[0] in _OF_ARGUMENTS else "Ledgerlake sets"
             raise UsageError(f"{how} the property {taken[0]}; leave it out")
         own = {SCHEDULE_PROPERTY: _checked(schedule_id)}
         expires_ms = None if expires is None else _time_ms(expires, "expires")
