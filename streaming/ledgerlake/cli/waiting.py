@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from ledgerlake.delay.due_times import DueSpan
 
 _SPANS_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
-_SHOWN = ("deliver_at", "topic", "partition", "message_id", "key", "properties", "may_be_cancelled")
+_SHOWN = (
+    "deliver_at",
+    "topic",
+    "partition",
+    "message_id",
+    "ledger_id",
+    "entry_id",
+    "key",
+    "properties",
+    "may_be_cancelled",
+)
 _BAR = 40
 
 
@@ -71,6 +81,7 @@ def _waiting(options: argparse.Namespace) -> int:
     from ledgerlake.decode.messages import TopicPartition
     from ledgerlake.inspect.delayed_messages import waiting
     from ledgerlake.inspect.schedule_pauses import paused_since_ms
+    from ledgerlake.wire.message_id import Position
     from ledgerlake.wire.schedules import SCHEDULE_PROPERTY
 
     rows = waiting(spark, config, due_before_ms, options.schedule)
@@ -87,14 +98,12 @@ def _waiting(options: argparse.Namespace) -> int:
             or options.schedule is not None
         )
         _print_none("no such message" if is_filtered else "no message")
-    ids = [str((row["properties"] or {}).get(SCHEDULE_PROPERTY, "")) for row in listed]
-    pauses_ms = paused_since_ms(spark, config, set(ids)) if any(ids) else {}
-    for row, schedule_id in zip(listed, ids, strict=True):
-        _print_row(
-            row,
-            pauses_ms.get((TopicPartition(row["topic"], row["partition"]), schedule_id)),
-            options.json,
-        )
+    ids = {str((row["properties"] or {}).get(SCHEDULE_PROPERTY, "")) for row in listed} - {""}
+    pauses_ms = paused_since_ms(spark, config, ids) if ids else {}
+    for row in listed:
+        source = TopicPartition(row["topic"], row["partition"])
+        position = Position(row["ledger_id"], row["entry_id"])
+        _print_row(row, pauses_ms.get((source, position)), options.json)
     return 0
 
 

@@ -13,19 +13,22 @@ from ledgerlake.inspect.stored_state import last_batch, read_state
 from ledgerlake.schedules.schedules import waiting_from_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from pyspark.sql import SparkSession
 
     from ledgerlake.decode.messages import TopicPartition
     from ledgerlake.options.config import Config
+    from ledgerlake.schedules.schedules import ScheduledMessage
+    from ledgerlake.wire.message_id import Position
 
 
 def paused_since_ms(
     spark: SparkSession, config: Config, schedule_ids: Collection[str]
-) -> dict[tuple[TopicPartition, str], int]:
-    """Return since when messages that repeat are paused, by topic partition and id, in milliseconds
-    since 1970: by a pause of their own or of all. Those that are not paused are left out.
+) -> dict[tuple[TopicPartition, Position], int]:
+    """Return since when the messages of some ids that repeat are paused, by topic partition and
+    position, in milliseconds since 1970: by a pause of their own or of all. Those that are not
+    paused are left out.
 
     Raises:
         SetupError: there is no checkpoint of a pipeline that has run.
@@ -37,18 +40,31 @@ def paused_since_ms(
         for source, (_, _, pauses) in stored_cancels(spark, config, batch_id).items()
     }
     repeating = read_state(spark, config, "schedules", batch_id)
-    since_ms: dict[tuple[TopicPartition, str], int] = {}
+    since_ms: dict[tuple[TopicPartition, Position], int] = {}
     for row in repeating.where(
         f.col("user_map_key.schedule_id").isin(list(schedule_ids))
     ).collect():
-        source, schedule_id = source_of(row), row.user_map_key["schedule_id"]
-        messages = waiting_from_json(row.user_map_value["messages"])
-        own = [
-            message.repeating.pauses.since_ms
-            for message in messages
-            if message.repeating is not None
-        ]
-        begins_ms = [time_ms for time_ms in (of_all.get(source), *own) if time_ms is not None]
-        if own and begins_ms:
-            since_ms[source, schedule_id] = min(begins_ms)
+        source, messages = source_of(row), waiting_from_json(row.user_map_value["messages"])
+        paused = paused_messages(messages, of_all.get(source))
+        since_ms |= {(source, position): time_ms for position, time_ms in paused.items()}
     return since_ms
+
+
+def paused_messages(
+    messages: Iterable[ScheduledMessage], of_all_ms: int | None
+) -> dict[Position, int]:
+    """Return since when messages are paused, by position, without those that are not.
+
+    Args:
+        of_all_ms: when the pause of all began, if there is one.
+    """
+    begins_ms = {
+        message.position: [of_all_ms, message.repeating.pauses.since_ms]
+        for message in messages
+        if message.repeating is not None
+    }
+    known = {
+        position: [time_ms for time_ms in times if time_ms is not None]
+        for position, times in begins_ms.items()
+    }
+    return {position: min(times) for position, times in known.items() if times}
