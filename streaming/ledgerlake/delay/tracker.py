@@ -289,8 +289,8 @@ class DelayedTracker:
 
     def forget_marks_beyond(self, read: Position) -> None:
         """Forget the mark-delete positions beyond the position up to which the topic was read
-        before: it was created again, and they are of the former topic. A message that was read in
-        part may be the one at a mark.
+        before: it was created again, and they are of the former topic, whose messages go to all
+        outputs from now on. A message that was read in part may be the one at a mark.
         """
         for name, mark_delete in self.outputs.items():
             if read < mark_delete.before:
