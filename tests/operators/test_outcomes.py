@@ -391,7 +391,7 @@ def test_each_message_that_is_due_has_its_own_bytes_wherever_they_are(
             due.append(Repeated(Position(7, number), kept, Delivery(DUE_MS, {"is": "repeated"})))
         else:
             due.append(index_rows([(DUE_MS, 7, number)], [kept if kind == "kept" else None]))
-    nothing_separate: Any = SimpleNamespace(waiting=lambda _position: None)
+    nothing_separate: Any = SimpleNamespace(load=lambda _position: None)
     nothing: Any = None
     release = Release(DUE_MS + 5, {}, DUE_MS + 5)
     with Peer() as peer:
