@@ -107,6 +107,15 @@ def test_a_subfolder_that_others_can_write_to_is_not_loaded_from(sources: Path) 
     assert str(subfolder) in warned
 
 
+def test_a_folder_that_others_can_replace_is_not_loaded_from(sources: Path) -> None:
+    scratch = sources.parent / "scratch"
+    scratch.mkdir()
+    scratch.chmod(0o777)
+    said, warned = run(0o022, PYTHONPATH=sources, NUMBA_CACHE_DIR=scratch / "own" / "numba")
+    assert said[1] == str(sources / "ledgerlake" / "decode" / "__pycache__")
+    assert f"other users can write to {scratch}" in warned
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders to other users")
 def test_a_folder_of_another_user_is_not_trusted(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, 65534)

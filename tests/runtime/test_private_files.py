@@ -20,7 +20,7 @@ from ledgerlake.runtime.private_files import is_private, make_private_folder, ma
 from ledgerlake.runtime.session import start_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -102,7 +102,7 @@ def test_nobody_else_writes_to_the_cache(
     assert [path for path in made if mode(path) & OTHERS_WRITE] == []
 
 
-@pytest.mark.parametrize("rights", [0o1777, 0o777, 0o775])
+@pytest.mark.parametrize("rights", [0o1777, 0o777])
 def test_a_folder_that_others_may_write_to_is_refused_as_a_cache_and_stays_as_it_is(
     rights: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +126,7 @@ def test_a_cache_of_another_user_is_refused(
     os.chown(folder, owner, owner)
     monkeypatch.setenv("LEDGERLAKE_CACHE", str(folder))
     with pytest.raises(
-        SetupError, match=r"other users of this machine can write to .*, and code is loaded from it"
+        SetupError, match=r"other users of this machine can write to .*, whose content is trusted"
     ):
         cache_folder()
     with pytest.raises(SetupError):
@@ -140,6 +140,76 @@ def test_a_cache_of_another_user_is_refused(
     monkeypatch.setenv("PYSPARK_GATEWAY_SECRET", "hush")
     with pytest.raises(SetupError, match="set NUMBA_CACHE_DIR to a folder of your own"):
         start_session("test")
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Check a folder that code is loaded from, as a start does."""
+
+    def started(folder: Path) -> None:
+        monkeypatch.setenv("LEDGERLAKE_CACHE", str(folder))
+        cache_folder("jars")
+
+    return started
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("below", ["cache", "deeper/cache"])
+def test_a_folder_that_others_can_replace_is_refused(
+    check: Callable[[Path], None], tmp_path: Path, below: str, is_there: bool
+) -> None:
+    scratch = tmp_path / "scratch"
+    (scratch / below if is_there else scratch).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(scratch / below)
+    (tmp_path / "back").symlink_to(tmp_path / "link")
+    check(scratch / below)
+    scratch.chmod(0o777)
+    for path in (scratch / below, tmp_path / "link", tmp_path / "back"):
+        with pytest.raises(
+            SetupError,
+            match=rf"can replace .*, because they can change {scratch}; .* \(chmod go-w\)",
+        ):
+            check(path)
+    scratch.chmod(0o1777)
+    check(tmp_path / "back")
+
+
+def test_a_link_that_others_can_replace_is_refused(
+    check: Callable[[Path], None], tmp_path: Path
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch" / "link").symlink_to(tmp_path / "own")
+    check(tmp_path / "scratch" / "link" / "cache")
+    (tmp_path / "scratch").chmod(0o777)
+    with pytest.raises(SetupError, match=r"can change .*scratch"):
+        check(tmp_path / "scratch" / "link" / "cache")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders to other users")
+@pytest.mark.parametrize("below", [".", "cache"])
+def test_a_group_of_ones_own_may_write_and_another_group_or_user_may_not(
+    check: Callable[[Path], None], tmp_path: Path, below: str
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    home.chmod(0o775)
+    check(home / below)
+    for user, group, rights in ((0, 65534, 0o775), (65534, 0, 0o755), (65534, 0, 0o1777)):
+        os.chown(home, user, group)
+        home.chmod(rights)
+        with pytest.raises(SetupError, match=r"can (write to|change) .*home"):
+            check(home / below)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives links to other users")
+def test_a_link_of_another_user_is_refused(check: Callable[[Path], None], tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    check(link / "cache")
+    os.chown(link, 65534, 65534, follow_symlinks=False)
+    with pytest.raises(SetupError, match=f"can change {link}"):
+        check(link / "cache")
 
 
 def test_a_brokers_secrets_are_private_from_their_first_byte(umask: int, tmp_path: Path) -> None:

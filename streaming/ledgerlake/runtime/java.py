@@ -37,7 +37,7 @@ def cache_folder(*names: str) -> Path:
     folder below it. It may be missing.
 
     Raises:
-        SetupError: other users can write to it, or to a folder on the way there.
+        SetupError: other users can write to it, or replace it.
     """
     configured = os.environ.get("LEDGERLAKE_CACHE")
     user_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ledgerlake"

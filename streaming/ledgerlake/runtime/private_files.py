@@ -2,14 +2,20 @@
 
 private folder    nobody else may enter it: Unix sockets, which ask for no secret, temporary
                   files and native libraries of the JVM
-trusted folder    nobody else may write to it: code is loaded from it
+trusted folder    nobody else may write to it: code or secrets are read from it
+
+Who may write to a folder can replace its content. So each folder on the way to a trusted one counts
+too, as for OpenSSH's keys: root or this user owns it, and nobody else may write to it, or it is
+sticky, as ``/tmp`` is. A group that is this user's alone may write.
 """
 
 from __future__ import annotations
 
 import atexit
 import fcntl
+import grp
 import os
+import pwd
 import stat
 import tempfile
 from contextlib import contextmanager
@@ -93,14 +99,14 @@ def is_trusted(path: str | Path) -> bool:
         status = os.stat(path)
     except OSError:
         return False
-    return status.st_uid in {0, os.geteuid()} and not status.st_mode & _WRITE_OF_OTHERS
+    return status.st_uid in _owners() and not status.st_mode & _WRITE_OF_OTHERS
 
 
 def make_trusted_folder(folder: Path) -> None:
     """Make a folder, if it is missing, to which no other user may write.
 
     Raises:
-        SetupError: it belongs to another user, or others may write to it.
+        SetupError: as ``check_trusted_folder``.
         OSError: it cannot be made.
     """
     with only_owner_writes():
@@ -108,27 +114,91 @@ def make_trusted_folder(folder: Path) -> None:
     check_trusted_folder(folder)
 
 
-def check_trusted_folder(folder: Path, variable: str = "LEDGERLAKE_CACHE") -> None:
-    """Check that no other user may write to a folder, if it is there. Of root's, root has decided
-    which groups may write.
+def check_trusted_folder(
+    folder: Path, cure: str = "set LEDGERLAKE_CACHE to a folder of your own"
+) -> None:
+    """Check that no other user may write to a folder, which may be missing, or replace it.
 
     Args:
-        variable: the environment variable that names the folder, for the error.
+        cure: what else helps, for the error.
 
     Raises:
-        SetupError: it belongs to another user, or others may write to it.
+        SetupError: it belongs to another user, or others may write to it or replace it.
     """
-    try:
-        status = folder.stat()
-    except OSError:
-        return
-    is_of_root = status.st_uid == 0 != os.geteuid()
-    rights_of_others = stat.S_IWOTH if is_of_root else _WRITE_OF_OTHERS
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & rights_of_others:
+    if os.path.exists(folder) and _others_can_write(folder.stat()):
         raise SetupError(
-            f"other users of this machine can write to {folder}, and code is loaded from it; take "
-            f"their right (chmod go-w), or set {variable} to a folder of your own"
+            f"other users of this machine can write to {folder}, whose content is trusted; take "
+            f"their right (chmod go-w), or {cure}"
         )
+    changeable = changeable_on_way_to(folder)
+    if changeable is not None:
+        raise SetupError(
+            f"other users of this machine can replace {folder}, whose content is trusted, because "
+            f"they can change {changeable}; take their right (chmod go-w), make that folder sticky "
+            f"(chmod +t), or {cure}"
+        )
+
+
+def changeable_on_way_to(path: Path) -> Path | None:
+    """Return a folder or link through which other users may replace a file or folder, which may be
+    missing, by another one; None if there is none.
+    """
+    folders, links = _way_to(path)
+    for link in links:
+        if link.lstat().st_uid not in _owners():
+            return link
+    return next((one for one in folders if _others_can_write(one.stat(), is_on_way=True)), None)
+
+
+def _others_can_write(status: os.stat_result, *, is_on_way: bool = False) -> bool:
+    """Return whether another user owns a folder, or may write to it.
+
+    Args:
+        is_on_way: whether only its present entries count, which nobody else replaces if it is
+            sticky.
+    """
+    if status.st_uid not in _owners():
+        return True
+    if is_on_way and status.st_mode & stat.S_ISVTX:
+        return False
+    # Of root's folders, root has decided which groups may write.
+    is_of_root = status.st_uid == 0 != os.geteuid()
+    rights = stat.S_IWOTH if is_of_root or _is_own_group(status.st_gid) else _WRITE_OF_OTHERS
+    return bool(status.st_mode & rights)
+
+
+def _owners() -> set[int]:
+    """Return the users that are trusted: this one, and root, which may have another number in a
+    container. Who owns the root folder can do everything.
+    """
+    return {0, os.geteuid(), os.stat("/").st_uid}
+
+
+def _way_to(path: Path) -> tuple[list[Path], list[Path]]:
+    """Return the folders that are there in which parts of a path are looked up, and the links among
+    these parts.
+    """
+    folders: set[Path] = set()
+    links: set[Path] = set()
+    paths = [Path(os.path.abspath(path)), Path(os.path.realpath(path))]
+    while paths:
+        path = paths.pop()
+        for part in (path, *path.parents):
+            folders.add(part.parent)
+            if os.path.islink(part) and part not in links:
+                links.add(part)
+                paths.append(Path(os.path.abspath(part.parent / part.readlink())))
+    return [folder for folder in sorted(folders) if os.path.exists(folder)], sorted(links)
+
+
+def _is_own_group(number: int) -> bool:
+    """Return whether a group is this user's alone: it has the user's name, and no other member."""
+    try:
+        name = pwd.getpwuid(os.geteuid()).pw_name
+        group = grp.getgrgid(number)
+    except KeyError:
+        return False
+    return group.gr_name == name and set(group.gr_mem) <= {name}
 
 
 @contextmanager

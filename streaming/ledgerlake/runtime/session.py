@@ -137,7 +137,7 @@ def start_session(
             Spark does not start.
     """
     if kernels := os.environ.get(_KERNEL_CACHE):
-        check_trusted_folder(Path(kernels), _KERNEL_CACHE)
+        check_trusted_folder(Path(kernels), f"set {_KERNEL_CACHE} to a folder of your own")
     if _SUBMITTED in os.environ:
         return _submitted_session(name, settings or {})
     _warn_of_visible_secrets(settings or {})

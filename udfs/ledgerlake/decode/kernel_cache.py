@@ -1,9 +1,9 @@
 """Where compiled kernels are kept: Numba's folders, if nobody else can write to them.
 
 Numba runs what it finds in an index, a pickle. So a folder is used only if this user or root owns
-it and nobody else may write to it, and files are made in such a way, whatever the umask is. Folders
-are tried in Numba's order: NUMBA_CACHE_DIR, ``__pycache__`` beside the module, the user's cache
-folder. The umask itself stays as it is, since it is of all threads.
+it and nobody else may write to it or replace it, and files are made in such a way, whatever the
+umask is. Folders are tried in Numba's order: NUMBA_CACHE_DIR, ``__pycache__`` beside the module,
+the user's cache folder. The umask itself stays as it is, since it is of all threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar
 from numba import njit
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
 
-from ledgerlake.runtime.private_files import is_trusted
+from ledgerlake.runtime.private_files import changeable_on_way_to, is_trusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,17 +62,18 @@ class _TrustedLocator:
 
 
 def _check(folder: Path) -> None:
-    """Check a folder, and the folder that it is in. The sources are beside ``__pycache__``, and who
-    can change them needs no cache.
+    """Check a folder, and the way to it. The sources are beside ``__pycache__``, and who can change
+    them needs no cache.
 
     Raises:
-        _UntrustedFolderError: another user owns it or may write to it.
+        _UntrustedFolderError: another user owns it, or may write to it or replace it.
     """
-    checked = [folder] if folder.name == "__pycache__" else [folder, folder.parent]
-    for one in checked:
-        if not is_trusted(one):
-            _warn(one)
-            raise _UntrustedFolderError(f"other users can write to {one}")
+    untrusted = None if is_trusted(folder) else folder
+    if untrusted is None and folder.name != "__pycache__":
+        untrusted = changeable_on_way_to(folder)
+    if untrusted is not None:
+        _warn(untrusted)
+        raise _UntrustedFolderError(f"other users can write to {untrusted}")
 
 
 @cache
