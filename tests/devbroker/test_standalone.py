@@ -23,6 +23,7 @@ from ledgerlake.runtime.java import find_java
 from tests.live.pipelines import ledgerlake, ledgerlake_process, sentence
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.live
@@ -186,6 +187,23 @@ def test_a_secure_broker_is_not_started_beside_one_that_is_not(tmp_path: Path) -
         assert plain.start() == address
         with pytest.raises(SetupError, match="is not secure; end it with: ledgerlake broker stop"):
             Broker(tmp_path / "broker", secure=True).start()
+
+
+@pytest.mark.parametrize("act", [Broker.start, Broker.status, Broker.stop, Broker.kill])
+def test_a_data_folder_that_others_can_write_to_is_neither_read_nor_written(
+    act: Callable[[Broker], object], tmp_path: Path
+) -> None:
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    (tmp_path / "link").symlink_to(data_dir)
+    for rights in (0o777, 0o1777):
+        data_dir.chmod(rights)
+        for given in (data_dir, tmp_path / "link"):
+            with pytest.raises(
+                SetupError, match=rf"can write to {given}, .*, or choose another --data-dir"
+            ):
+                act(Broker(given, secure=True))
+    assert list(data_dir.iterdir()) == []
 
 
 def test_an_old_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def add(commands: Commands) -> None:
         "broker",
         _broker,
         "the embedded development broker",
-        "ledgerlake broker start --data-dir /tmp/broker",
+        "ledgerlake broker start --data-dir ~/broker",
     )
     command.add_argument("action", choices=["start", "stop", "status", "env"])
     command.add_argument(

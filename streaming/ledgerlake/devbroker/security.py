@@ -9,7 +9,8 @@ Files of the folder ``security`` in a broker's data folder:
     token.secret                 what tokens are signed with (HS256)
     admin.token                  the token of the role that may do everything
 
-No other user can read them, from their first byte on.
+No other user can read them, from their first byte on. Files that another user has made, or may
+change, are not used.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
 from ledgerlake.errors import SetupError
-from ledgerlake.runtime.private_files import only_owner_reads
+from ledgerlake.runtime.private_files import is_trusted, only_owner_reads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,9 +95,15 @@ def make_security(folder: Path) -> Security:
 
     Raises:
         OSError: it cannot be written.
-        SetupError: PyJWT is not installed.
+        SetupError: PyJWT is not installed, or other users can write to the files.
     """
     security = Security(folder)
+    for path in (folder, *folder.glob("*")):
+        if path.exists() and not is_trusted(path):
+            raise SetupError(
+                f"other users of this machine can write to {path}, which the broker would trust; "
+                f"remove {folder}, and it is made again, or choose another --data-dir"
+            )
     if (folder / "admin.token").exists():
         return security
     with only_owner_reads():

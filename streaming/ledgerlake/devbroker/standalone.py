@@ -13,6 +13,7 @@ Rules kept here:
   - ``attached`` brokers end when the process that started them ends, however it ends; detached ones
     end by ``stop``.
   - Only a process that we started is ever signalled: its command line must name the data folder.
+  - A data folder that other users can write to is neither read nor written.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from ledgerlake.devbroker.ports import free_ports, is_free
 from ledgerlake.devbroker.security import Security, make_security
 from ledgerlake.errors import SetupError
 from ledgerlake.runtime.java import cache_folder, fetch_file, find_java, locked
+from ledgerlake.runtime.private_files import check_trusted_folder, only_owner_writes
 
 PULSAR_VERSION = "4.0.8"
 _SHA512 = (
@@ -133,7 +135,8 @@ class Broker:
         usual_ports: bool = False,
     ) -> None:
         self._temporary = data_dir is None
-        self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="ledgerlake-broker-")).resolve()
+        self._given_dir = Path(data_dir or tempfile.mkdtemp(prefix="ledgerlake-broker-"))
+        self.data_dir = self._given_dir.resolve()
         self._broker_metadata = broker_metadata
         self._settings = dict(settings or {})
         self._host = host
@@ -145,8 +148,8 @@ class Broker:
         """Start and wait until a client can use it (about 8 s once the distribution is there).
 
         Raises:
-            SetupError: no Java, no distribution, or the broker did not come up; the message names
-                its log.
+            SetupError: no Java, no distribution, other users can write to the data folder, or the
+                broker did not come up; the message names its log.
         """
         running = self.status()
         if running is not None and self._secure and not running.service_url.startswith(_SECURE):
@@ -157,7 +160,8 @@ class Broker:
             return running
         home = distribution()
         try:
-            self.data_dir.mkdir(parents=True, exist_ok=True)
+            with only_owner_writes():
+                self.data_dir.mkdir(parents=True, exist_ok=True)
             ports = self._ports()
             if self._secure:
                 self._settings |= make_security(self.security.folder).settings(
@@ -193,7 +197,12 @@ class Broker:
         return Security(self.data_dir / "security")
 
     def status(self) -> BrokerAddress | None:
-        """The running broker of this data folder, or None."""
+        """The running broker of this data folder, or None.
+
+        Raises:
+            SetupError: other users can write to the data folder.
+        """
+        check_trusted_folder(self._given_dir, "choose another --data-dir")
         state = self._state()
         if state is None or not _is_ours(state["pid"], self.data_dir):
             return None
