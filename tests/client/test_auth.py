@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import parse_qs
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from ledgerlake.client import auth
 from ledgerlake.client.auth import (
@@ -515,6 +516,35 @@ def test_a_certificate_must_be_trusted_and_be_for_the_host(tmp_path: Path) -> No
         assert partitions(peer, TlsSettings(security.ca_file, checks_hostname=False)) == [TOPIC]
         with pytest.raises(SetupError, match=r"is not accepted: .*127\.0\.0\.2"):
             partitions(peer, TlsSettings(security.ca_file))
+
+
+def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_pass_phrase(
+    tmp_path: Path,
+) -> None:
+    make_security(tmp_path / "security")
+    own = tmp_path / "security" / "client.pem"
+    key = serialization.load_pem_private_key(
+        (tmp_path / "security" / "client.key.pem").read_bytes(), None
+    )
+    encrypted = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"hush"),
+    )
+    (tmp_path / "key.pem").write_bytes(encrypted)
+    (tmp_path / "both.pem").write_bytes(own.read_bytes() + encrypted)
+    with Peer() as peer:
+        url = peer.url.replace("pulsar://", "pulsar+ssl://")
+        for tls in (
+            TlsSettings(cert_file=str(own), key_file=str(tmp_path / "key.pem")),
+            TlsSettings(cert_file=str(tmp_path / "both.pem")),
+        ):
+            cluster = Cluster(ClientSettings(url, tls=tls, give_up_after_s=1))
+            with pytest.raises(
+                SetupError, match=rf"{tls.key_file or tls.cert_file} is encrypted, .*openssl pkey"
+            ):
+                cluster.topic_partitions(TOPIC)
+            cluster.close()
 
 
 def test_a_proxy_learns_the_brokers_name_and_the_broker_is_checked_by_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import socket
 import ssl
 import threading
 from dataclasses import dataclass
+from typing import NoReturn
 
 from ledgerlake.errors import DeadlineError, SetupError, TransportError, UsageError
 
@@ -181,11 +182,23 @@ def _in_tls(connected: socket.socket, address: Address, tls: TlsSettings) -> ssl
         ) from None
 
 
+def _refuse_pass_phrase(file: str | None) -> NoReturn:
+    raise SetupError(
+        f"the TLS key {file} is encrypted, and nobody is there to give its pass phrase; write it "
+        "without one, to a file that only this user can read: openssl pkey -in KEY -out NEWKEY"
+    )
+
+
 def _context(tls: TlsSettings) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=tls.ca_file)
         if tls.cert_file is not None:
-            context.load_cert_chain(tls.cert_file, tls.key_file)
+            # Without a function, OpenSSL asks the terminal for the pass phrase, without a deadline.
+            context.load_cert_chain(
+                tls.cert_file,
+                tls.key_file,
+                lambda: _refuse_pass_phrase(tls.key_file or tls.cert_file),
+            )
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(file for file in (tls.ca_file, tls.cert_file, tls.key_file) if file)
         raise SetupError(

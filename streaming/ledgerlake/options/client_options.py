@@ -62,7 +62,7 @@ class ClientOptions:
     tls_key_file: str | None = option(
         PATH,
         None,
-        "A PEM file with the private key of that certificate.",
+        "A PEM file with the private key of that certificate, without a pass phrase.",
         spark="pulsar.client.tlsKeyFilePath",
         toml="tls.key_file",
     )
