@@ -89,6 +89,8 @@ def test_a_secret_is_read_where_it_is_said_to_be(
         ("kerberos", "", "the plugin is not known; it is token, oauth2, basic or tls"),
         ("token:eyJhbGciOiJI", "", "the plugin is not known"),
         ("token", "", "the token is missing"),
+        ("token", "token:  ", "the token is missing"),
+        ("token", "secret: ", "the token is missing"),
         (
             "token",
             "eyJhbGciOiJI",
@@ -103,8 +105,11 @@ def test_a_secret_is_read_where_it_is_said_to_be(
             "Spark would show",
         ),
         ("basic", "secret:u", "write user:password"),
+        ("basic", "secret:u: ", "write user:password"),
+        ("basic", '{"userId": "u", "password": ""}', "write user:password"),
         ("oauth2", "x", "no JSON object"),
         ("oauth2", "{}", "needs issuerUrl"),
+        ("oauth2", '{"issuerUrl": "https://i", "client_id": "me"}', "needs issuerUrl"),
         (
             "oauth2",
             '{"issuerUrl": "https://u:p@i", "privateKey": "file:x"}',

@@ -133,6 +133,8 @@ def test_a_port_that_is_taken_and_a_token_that_is_not_there_are_one_sentence(
         HttpServer(0, "x" * 70, "token", _PAGES)
     with pytest.raises(SetupError, match="the variable NO_SUCH_TOKEN"):
         HttpServer(0, "127.0.0.1", "env:NO_SUCH_TOKEN", _PAGES)
+    with pytest.raises(SetupError, match=r"the token of \[metrics\] is blank"):
+        HttpServer(0, "0.0.0.0", "  ", _PAGES)
 
 
 def test_an_address_that_other_machines_reach_needs_a_token() -> None:

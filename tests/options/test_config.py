@@ -10,6 +10,7 @@ from ledgerlake.assembly.rules import Limits
 from ledgerlake.errors import UsageError
 from ledgerlake.options.config import SECTION_CLASSES, load_config, parse_config
 from ledgerlake.options.declared import declared
+from ledgerlake.options.kinds import SETTINGS
 from ledgerlake.options.spark_options import with_command_line
 from ledgerlake.schedules.repetition import RepetitionLimit, RepetitionRate
 from ledgerlake.stored.places import Place
@@ -518,6 +519,24 @@ def test_no_error_of_a_section_with_secrets_repeats_a_value(section: str, key: s
         for others in KNOWN[section]:
             for wrong in (others | {key: value}, value):
                 assert "hunter2" not in refusal({**data(source=source), section: wrong})
+
+
+SECRETS = [
+    (str(option.section), str(option.key))
+    for kind in SECTION_CLASSES
+    for field, option in declared(kind)
+    if not field.repr and option.kind is not SETTINGS and option.section is not None
+]
+
+
+@pytest.mark.parametrize("blank", ["", "  ", "\n"])
+@pytest.mark.parametrize(("section", "key"), SECRETS)
+def test_a_blank_secret_is_refused_and_does_not_count_as_left_out(
+    section: str, key: str, blank: str
+) -> None:
+    assert refusal(data(**{section: {**KNOWN[section][0], key: blank}})) == (
+        f"[{section}] {key} is blank; write the secret, file:PATH or env:NAME, or leave it out"
+    )
 
 
 def refusal(configuration: dict[str, Any]) -> str:

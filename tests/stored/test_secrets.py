@@ -12,10 +12,12 @@ from urllib.parse import quote, quote_plus, urlencode
 
 import pytest
 
-from ledgerlake.stored.secrets import BLANK, blanked, parts_of
+from ledgerlake.errors import SetupError
+from ledgerlake.stored.secrets import BLANK, blanked, parts_of, resolve_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 SPELLINGS: dict[str, Callable[[str], str]] = {
     "as it is": str,
@@ -69,6 +71,17 @@ def test_a_part_and_a_line_of_a_secret_are_blanked(spelling: Callable[[str], str
         for together in (f"{first}:{second}", f"{first}\n{second}"):
             for part in (first, second):
                 assert part not in blanked(f"before {spelling(part)} after", [*parts_of(together)])
+
+
+@pytest.mark.parametrize("blank", ["", "  ", "\n"])
+def test_a_blank_secret_is_none(
+    blank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_SECRET", blank)
+    (tmp_path / "secret").write_text(blank)
+    for text in (blank, "env:MY_SECRET", f"file:{tmp_path}/secret"):
+        with pytest.raises(SetupError, match=r"is blank|is not set|is empty"):
+            resolve_secret(text)
 
 
 def test_all_else_stays_as_it_is() -> None:

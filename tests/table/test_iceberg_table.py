@@ -23,7 +23,7 @@ from pyiceberg.table import Table as OpenedIceberg
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.schema import TIMESTAMP
-from ledgerlake.errors import TableError
+from ledgerlake.errors import SetupError, TableError
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline import iceberg as pipeline_iceberg
 from ledgerlake.stored.places import Place
@@ -238,6 +238,14 @@ def test_no_error_shows_a_secret_of_the_catalog(
     with pytest.raises(TableError) as raised:
         table.follow()
     assert "swordfish" not in str(raised.value) + repr(table.__dict__)
+
+
+def test_a_variable_that_is_not_set_is_named_and_its_name_is_sent_nowhere(tmp_path: Path) -> None:
+    Writer(Place(str(tmp_path / "messages"))).commit()
+    properties = {**settings(tmp_path), "token": "env:NO_SUCH_TOKEN"}
+    table = IcebergTable(Place(str(tmp_path / "messages")), NAME, "default", properties, DAY_MS)
+    with pytest.raises(SetupError, match="the variable NO_SUCH_TOKEN"):
+        table.follow()
 
 
 def test_a_process_that_is_behind_takes_nothing_back(

@@ -90,7 +90,7 @@ class Authentication:
         if self.method == "basic":
             return _with_password(self.parameters).encode()
         if self.method == "token":
-            return resolve_secret(_inline(self.parameters)).encode()
+            return resolve_secret(_inline(self.parameters), "the token").encode()
         return b"" if self.method == "tls" else None
 
     def forget(self) -> bool:
@@ -175,7 +175,7 @@ def parse_authentication(plugin: str | None, parameters: str | None, where: str)
     elif authentication.method == "basic":
         text = _basic(text, where)
         secret = text if is_reference(text) else text.partition(":")[2]
-    elif authentication.method == "token" and not text:
+    elif authentication.method == "token" and not _inline(text).strip():
         raise UsageError(f"{where}: the token is missing; write token:..., file:PATH or env:NAME")
     if (
         authentication.method != "tls"
@@ -231,7 +231,7 @@ def _basic(text: str, where: str) -> str:
     if text.startswith("{"):
         fields = _json(text, where)
         text = f"{fields.get('userId', '')}:{fields.get('password', '')}"
-    if not is_reference(text) and ":" not in text:
+    if not is_reference(text) and not text.partition(":")[2].strip():
         raise UsageError(f"{where}: write user:password, or file:PATH or env:NAME of that")
     return text
 
@@ -241,13 +241,14 @@ def _with_password(parameters: str) -> str:
     if is_reference(parameters):
         return resolve_secret(parameters)
     user, _, password = parameters.partition(":")
-    return f"{user}:{resolve_secret(password)}"
+    return f"{user}:{resolve_secret(password, 'the password')}"
 
 
 def _oauth2_parameters(text: str, where: str = "the OAuth2 parameters") -> dict[str, Any]:
     parameters = _json(text, where)
     if not parameters.get("issuerUrl") or not (
-        parameters.get("privateKey") or parameters.get("client_id")
+        parameters.get("privateKey")
+        or (parameters.get("client_id") and parameters.get("client_secret"))
     ):
         raise UsageError(
             f"{where}: OAuth2 needs issuerUrl, and privateKey or client_id with client_secret, as "
@@ -331,7 +332,9 @@ def _client_credentials(parameters: dict[str, Any]) -> dict[str, Any]:
     form = {
         "grant_type": "client_credentials",
         "client_id": str(credentials.get("client_id", "")),
-        "client_secret": resolve_secret(_inline(str(credentials.get("client_secret", "")))),
+        "client_secret": resolve_secret(
+            _inline(str(credentials.get("client_secret", ""))), "the OAuth2 client_secret"
+        ),
         **{name: str(parameters[name]) for name in ("audience", "scope") if parameters.get(name)},
     }
     endpoint = _fetch(f"{issuer}/.well-known/openid-configuration", None, issuer).get(

@@ -67,7 +67,8 @@ class HttpServer:
         self, port: int, address: str, token: str, pages: Mapping[str, WSGIApplication]
     ) -> None:
         check_reachable_by(address, token)
-        resolve_secret(token)
+        if token:
+            resolve_secret(token, "the token of [metrics]")
         kind = _ServerOfVersion6 if ":" in address else _Server
         try:
             self._server = make_server(address, port, _Gate(token, pages), kind, _Handler)

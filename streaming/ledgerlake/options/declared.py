@@ -157,6 +157,12 @@ def toml_values(kind: type, section: str, data: dict[str, Any]) -> dict[str, Any
             raise UsageError(f"[{section}] has no key '{key}'{nearest(key, tuple(by_key))}")
         field, option = by_key[key]
         if option.kind.is_absent(value):
+            if not field.repr:
+                # Else a template whose secret is missing would switch off what the secret protects.
+                raise UsageError(
+                    f"[{section}] {key} is blank; write the secret, file:PATH or env:NAME, or "
+                    "leave it out"
+                )
             continue
         try:
             values[field.name] = option.kind.check(value, f"[{section}] {key}")

@@ -56,12 +56,17 @@ def is_reference(text: str) -> bool:
     return text.startswith(("env:", "file:"))
 
 
-def resolve_secret(text: str) -> str:
+def resolve_secret(text: str, what: str = "a secret") -> str:
     """Return the secret that a text is or refers to.
 
+    Args:
+        what: what it is, for the error.
+
     Raises:
-        SetupError: the variable is not set, the file cannot be read, or there is nothing in it.
+        SetupError: the variable is not set, the file cannot be read, or the secret is blank.
     """
+    if not text.strip():
+        raise SetupError(f"{what} is blank; write it, file:PATH or env:NAME")
     if text.startswith("env:"):
         name = text.removeprefix("env:")
         if not os.environ.get(name, "").strip():

@@ -67,13 +67,9 @@ class StorageSettings:
         Raises:
             SetupError: a variable or file that holds a secret cannot be read.
         """
+        keys = (self.access_key_id, self.secret_access_key, self.session_token, self.account_key)
         return StorageSettings(
-            self.endpoint_url,
-            self.region,
-            resolve_secret(self.access_key_id),
-            resolve_secret(self.secret_access_key),
-            resolve_secret(self.session_token),
-            resolve_secret(self.account_key),
+            self.endpoint_url, self.region, *(resolve_secret(key) if key else "" for key in keys)
         )
 
 

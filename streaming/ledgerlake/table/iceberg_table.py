@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ledgerlake.errors import SetupError, TableError
-from ledgerlake.stored.secrets import blanked, parts_of, read_variable
+from ledgerlake.stored.secrets import blanked, parts_of, read_variable, resolve_secret
 from ledgerlake.table.features import CLUSTERED, PARTITIONED, special_features
 from ledgerlake.table.open_table import existing_table
 from ledgerlake.table.ordered_files import text_after, text_before
@@ -232,7 +232,10 @@ class IcebergTable:
     def _load_catalog(self) -> Catalog:
         from pyiceberg.catalog import load_catalog
 
-        settings = {name: read_variable(value) for name, value in self._settings.items()}
+        settings = {
+            name: resolve_secret(value) if value.startswith("env:") else value
+            for name, value in self._settings.items()
+        }
         return load_catalog(self._catalog_name, **_store_settings(self.place) | settings)
 
     def _secrets(self) -> Iterator[str]:
