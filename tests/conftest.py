@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.stored import secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +60,12 @@ def close_clusters_of_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for cluster in made:
         cluster.close()
+
+
+@pytest.fixture(autouse=True)
+def forget_secrets_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let errors of a test show what was a secret in another one."""
+    monkeypatch.setattr(secrets, "_known", {})
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -27,6 +27,7 @@ from ledgerlake.errors import BrokerError, TableError
 from ledgerlake.inspect import lag
 from ledgerlake.runtime import jvm_output
 from ledgerlake.runtime.guarded_output import GuardedStream, guarded_output, unguarded
+from ledgerlake.stored.secrets import resolve_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,6 +90,26 @@ def test_no_way_of_a_command_reaches_the_terminal_with_raw_text(
         patch.setattr(logging.getLogger(), "handlers", [])
         cli.main([])
     assert is_plain(written.getvalue())
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_no_error_of_a_command_shows_a_secret_of_its_process(
+    debug: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = "swordfish"
+    long = "x" * 290
+
+    def command(_: argparse.Namespace) -> int:
+        raise_(f"{long} {resolve_secret(secret)} is wrong")
+        return 0
+
+    options = argparse.Namespace(debug=debug, command=command)
+    monkeypatch.setattr(cli, "parser", lambda: argparse.Namespace(parse_args=lambda _: options))
+    assert cli.main([]) == 2
+    said = capsys.readouterr().err
+    assert ("Traceback" in said) == debug
+    assert f"ledgerlake: the query failed: {long} ..." in said
+    assert "sword" not in said
 
 
 @given(text=HOSTILE.map(lambda text: text.replace("\n", "")), end=st.sampled_from(["", "\n"]))

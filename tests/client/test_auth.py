@@ -18,7 +18,6 @@ from ledgerlake.client import auth
 from ledgerlake.client.auth import (
     NO_AUTHENTICATION,
     Authentication,
-    SentCredentials,
     hint,
     parse_authentication,
 )
@@ -160,9 +159,7 @@ def token(claims: dict[str, Any]) -> Authentication:
 
 
 def refusal_hint(authentication: Authentication, now_s: float) -> str:
-    sent = SentCredentials(authentication)
-    sent.next()
-    return hint(authentication, sent.last, now_s)
+    return hint(authentication, (authentication.data() or b"").decode(), now_s)
 
 
 def test_a_refused_token_is_looked_at_for_when_it_expired() -> None:
@@ -413,7 +410,8 @@ def test_a_secret_is_sent_to_no_token_endpoint_without_tls(
 ) -> None:
     monkeypatch.setattr(Issuer, "token_endpoint", endpoint)
     with pytest.raises(
-        SetupError, match=r"named an address to which no secret is sent: .* begin with https://"
+        SetupError,
+        match=r"to which no secret is sent, .* begins with https://; correct token_endpoint",
     ):
         oauth2(issuer, tmp_path).data()
 

@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import TYPE_CHECKING
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 from deltalake import DeltaTable
@@ -19,10 +19,12 @@ from pyarrow import fs
 
 from ledgerlake.errors import SetupError, UsageError
 from ledgerlake.stored.places import Place, parse_place
+from ledgerlake.stored.secrets import said_in_short
 from ledgerlake.stored.stores import AZURE as AZURE_STORE
 from ledgerlake.stored.stores import GOOGLE, S3, StorageSettings, check_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -283,6 +285,88 @@ def test_no_repr_shows_a_secret() -> None:
     place = Place("s3://lake/a", StorageSettings("http://h:1", "", "hushhush", "hush", "hushed"))
     assert "hush" not in repr(place) + str(place)
     assert pickle.loads(pickle.dumps(place)) == place
+
+
+class _Echo(BaseHTTPRequestHandler):
+    """A store that refuses each request, and repeats the session token in all that it sends."""
+
+    renewed: ClassVar[Path]
+
+    def _refuse(self) -> None:
+        token = self.headers["x-amz-security-token"]
+        self.renewed.write_text("a-new-one")
+        body = f"{token}: <Error><Code>{token}</Code><Message>{token}</Message></Error>".encode()
+        self.send_response(400, token)
+        self.send_header("x-amz-request-id", token)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_PUT = do_HEAD = do_POST = _refuse
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+ASKED: dict[str, Callable[[Place], object]] = {
+    "pyarrow": lambda place: place.filesystem().get_file_info(fs.FileSelector(place.root)),
+    "pyarrow, writing": Place.check_writable,
+    "delta-rs": lambda place: DeltaTable(place.uri, storage_options=place.delta_options()),
+    "obstore": lambda place: (place / "file").create_file(b""),
+}
+
+
+@pytest.mark.parametrize("is_renewed", [False, True])
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+def test_no_error_shows_a_secret_that_a_store_repeats(
+    ask: Callable[[Place], object],
+    is_renewed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "token").write_text("sword+fish")
+    monkeypatch.setattr(
+        _Echo, "renewed", tmp_path / ("token" if is_renewed else "other"), raising=False
+    )
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Echo) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        settings = StorageSettings(
+            f"http://127.0.0.1:{server.server_port}",
+            "eu-1",
+            "the-key",
+            "the-secret",
+            f"file:{tmp_path}/token",
+        )
+        place = Place("s3://lake/a", settings)
+        with pytest.raises(Exception, match="sword") as caught:
+            ask(place)
+        server.shutdown()
+    assert "sword" not in said_in_short(caught.value) + place.reason(caught.value)
+    assert "..." in place.reason(caught.value)
+
+
+def test_no_error_shows_a_password_in_the_address_of_a_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UsageError, match="endpoint_url holds no user and no password"):
+        check_settings(StorageSettings("http://user:hush@127.0.0.1:1"), {S3})
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:hush@127.0.0.1:1")
+    place = Place("s3://lake/a")
+    with pytest.raises(SetupError, match=r"127\.0\.0\.1:1 cannot be reached") as caught:
+        place.check_answers()
+    assert "hush" not in str(caught.value) + place.reason(OSError("NoSuchBucket"))
+
+
+@pytest.mark.parametrize(
+    "variable", ["AWS_SESSION_TOKEN", "AZURE_STORAGE_ACCOUNT_KEY", "HTTPS_PROXY", "http_proxy"]
+)
+def test_no_error_shows_a_secret_of_the_environment(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_proxy = variable.lower().endswith("proxy")
+    monkeypatch.setenv(variable, "http://user:swordfish@host:1" if is_proxy else "swordfish")
+    assert "swordfish" not in Place("s3://lake/a").reason(OSError("one swordfish two"))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from urllib.parse import quote, quote_plus, urlencode
 import pytest
 
 from ledgerlake.errors import SetupError
-from ledgerlake.stored.secrets import BLANK, blanked, parts_of, resolve_secret
+from ledgerlake.stored.secrets import BLANK, blanked, parts_of, resolve_secret, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +71,26 @@ def test_a_part_and_a_line_of_a_secret_are_blanked(spelling: Callable[[str], str
         for together in (f"{first}:{second}", f"{first}\n{second}"):
             for part in (first, second):
                 assert part not in blanked(f"before {spelling(part)} after", [*parts_of(together)])
+
+
+def test_a_secret_that_was_resolved_is_left_out_also_after_it_was_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_OWN", "of-a-variable")
+    (tmp_path / "secret").write_text("of-a-file\n")
+    for text in ("as-it-is", "env:MY_OWN", f"file:{tmp_path}/secret"):
+        resolve_secret(text)
+    (tmp_path / "secret").write_text("renewed")
+    monkeypatch.delenv("MY_OWN")
+    resolve_secret(f"file:{tmp_path}/secret")
+    assert said("1 as-it-is 2 of-a-variable 3 of-a-file 4 renewed 5") == "1 ... 2 ... 3 ... 4 ... 5"
+
+
+def test_the_secrets_that_are_known_are_bounded_and_a_used_one_stays() -> None:
+    for number in range(1000):
+        resolve_secret("swordfish")
+        resolve_secret(f"secret-{number}-")
+    assert said("swordfish secret-1- secret-999-") == "... secret-1- ..."
 
 
 @pytest.mark.parametrize("blank", ["", "  ", "\n"])

@@ -101,8 +101,10 @@ def _report(error: LedgerlakeError, debug: bool) -> int:
     if debug:
         import traceback
 
+        from ledgerlake.stored.secrets import said
+
         for line in traceback.format_exc().splitlines():
-            print(line, file=sys.stderr)
+            print(said(line), file=sys.stderr)
     print(f"ledgerlake: {error.message}", file=sys.stderr)
     return error.exit_code
 

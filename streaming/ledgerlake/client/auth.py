@@ -24,20 +24,20 @@ import math
 import os
 import re
 import time
-import urllib.error
 import urllib.parse
-from collections import deque
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from functools import cache
-from http.client import HTTPException
 from typing import Any
 from urllib.parse import quote
 
 from ledgerlake.client import bounded_http
 from ledgerlake.errors import SetupError, TransportError, UsageError
-from ledgerlake.stored.secrets import blanked, is_reference, read_text, resolve_secret
+from ledgerlake.stored.secrets import is_reference, read_text, remember, resolve_secret
+
+# Where an issuer names its token endpoint.
+_DISCOVERY = "/.well-known/openid-configuration"
 
 # The limits of one request to an issuer.
 _TIMEOUT_S = 10.0
@@ -62,9 +62,6 @@ _FRESH_S = 30.0
 # The last second of the year 9999, since 1970.
 _LAST_S = 253_402_300_799
 
-# How many credentials of a connection are remembered: it sends others only if the broker asks.
-_REMEMBERED = 16
-
 # RFC 6749, appendix A.12: visible ASCII characters. The limit is our own.
 _ACCESS_TOKEN = re.compile(r"[\x20-\x7e]{1,65536}")
 
@@ -85,13 +82,17 @@ class Authentication:
                 refused the credentials.
             TransportError: the OAuth2 issuer cannot be reached, or is busy.
         """
+        if self.method not in ("token", "basic"):
+            return b"" if self.method == "tls" else None
         if self.is_oauth2:
-            return _access_token(self.parameters).encode()
-        if self.method == "basic":
-            return _with_password(self.parameters).encode()
-        if self.method == "token":
-            return resolve_secret(_inline(self.parameters), "the token").encode()
-        return b"" if self.method == "tls" else None
+            data = _access_token(self.parameters)
+        elif self.method == "basic":
+            data = _with_password(self.parameters)
+            remember(data.partition(":")[2])
+        else:
+            data = resolve_secret(_inline(self.parameters), "the token")
+        remember(data)
+        return data.encode()
 
     def forget(self) -> bool:
         """Forget credentials that a broker refused; return whether they were kept for a while, so
@@ -105,38 +106,6 @@ class Authentication:
 
 
 NO_AUTHENTICATION = Authentication()
-
-
-class SentCredentials:
-    """What one connection sends of its credentials. They may be others a moment later, and a broker
-    repeats those that it got: so they are remembered, and not fetched again for an error.
-    """
-
-    def __init__(self, authentication: Authentication) -> None:
-        self._authentication = authentication
-        self._sent: deque[str] = deque([""], _REMEMBERED)
-
-    def next(self) -> bytes | None:
-        """Return the credentials to send now.
-
-        Raises:
-            As ``Authentication.data``.
-        """
-        data = self._authentication.data()
-        self._sent.append((data or b"").decode(errors="replace"))
-        return data
-
-    @property
-    def last(self) -> str:
-        """Return the credentials that were sent last; empty if there are none."""
-        return self._sent[-1]
-
-    def blanked(self, text: str) -> str:
-        """Return a broker's text without the credentials."""
-        secrets = set(self._sent)
-        if self._authentication.method == "basic":
-            secrets |= {secret.partition(":")[2] for secret in secrets}
-        return blanked(text, secrets)
 
 
 _PLUGINS = {
@@ -337,9 +306,7 @@ def _client_credentials(parameters: dict[str, Any]) -> dict[str, Any]:
         ),
         **{name: str(parameters[name]) for name in ("audience", "scope") if parameters.get(name)},
     }
-    endpoint = _fetch(f"{issuer}/.well-known/openid-configuration", None, issuer).get(
-        "token_endpoint"
-    )
+    endpoint = _fetch(f"{issuer}{_DISCOVERY}", None, issuer).get("token_endpoint")
     answer = _fetch(str(endpoint), urllib.parse.urlencode(form).encode(), issuer)
     access_token = answer.get("access_token")
     if not isinstance(access_token, str) or not _ACCESS_TOKEN.fullmatch(access_token):
@@ -380,22 +347,21 @@ def _fetch(url: str, form: bytes | None, issuer: str) -> dict[str, Any]:
         answer = json.loads(bounded_http.fetch(url, form, _TIMEOUT_S, _ANSWER_MOST_BYTES))
     except bounded_http.UnsafeUrlError as error:
         raise SetupError(
-            f"the OAuth2 issuer {issuer} named an address to which no secret is sent: {error}; "
-            "correct the issuer"
+            f"the OAuth2 issuer {issuer} named an address to which no secret is sent, as {error}; "
+            f"correct token_endpoint in the issuer's {_DISCOVERY}, or its redirects"
         ) from None
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code in _BUSY_STATUS or error.code >= 500:
-                raise _IssuerBusyError(
-                    f"the OAuth2 issuer {issuer} is not available now, status {error.code}; check "
-                    "it if that lasts",
-                    pause_s=_pause_s(error.headers.get("Retry-After", "")),
-                ) from None
+    except bounded_http.StatusError as error:
+        if error.status in _BUSY_STATUS or error.status >= 500:
+            raise _IssuerBusyError(
+                f"the OAuth2 issuer {issuer} is not available now, status {error.status}; check "
+                "it if that lasts",
+                pause_s=_pause_s(error.retry_after),
+            ) from None
         raise SetupError(
-            f"the OAuth2 issuer {issuer} refused us with status {error.code}; check client id, "
+            f"the OAuth2 issuer {issuer} refused us with status {error.status}; check client id, "
             "secret and audience"
         ) from None
-    except (OSError, HTTPException) as error:
+    except OSError as error:
         raise TransportError(f"the OAuth2 issuer {issuer} cannot be reached ({error})") from None
     except (ValueError, RecursionError):
         raise TransportError(

@@ -7,18 +7,22 @@ Rules kept here:
   - A form is sent to the URL that was given; a redirect is not followed.
   - The deadline is of the whole request: connections, headers and body. At the deadline the
     connections are shut down.
+  - An error has only words of Ledgerlake, the operating system and OpenSSL. A server or a proxy may
+    repeat a secret in each text that it sends, and urllib the password in a proxy's variable.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import re
 import socket
+import ssl
 import threading
 import time
 import urllib.error
 import urllib.request
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, InvalidURL
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -26,8 +30,27 @@ if TYPE_CHECKING:
     from http.client import HTTPResponse
 
 
+_REFUSED_BY_PROXY = re.compile(r"Tunnel connection failed: (\d{3})\b")
+
+
 class UnsafeUrlError(ValueError):
     """A URL to which no secret is sent."""
+
+    def __init__(self) -> None:
+        super().__init__("it is no URL that begins with https://")
+
+
+class StatusError(OSError):
+    """The status of an answer is an error, or the redirect of a form."""
+
+    def __init__(self, status: int, retry_after: str) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+        self.retry_after = retry_after
+
+
+class NoAnswerError(OSError):
+    """There was no answer of HTTP."""
 
 
 def check_url(url: str) -> None:
@@ -38,14 +61,19 @@ def check_url(url: str) -> None:
     """
     try:
         parts = urlsplit(url)
-        is_safe = bool(parts.hostname) and (
-            parts.scheme == "https"
-            or (parts.scheme == "http" and _is_of_this_machine(parts.hostname or ""))
+        # A port that is no number is found when it is asked for.
+        is_safe = (
+            bool(parts.hostname)
+            and (
+                parts.scheme == "https"
+                or (parts.scheme == "http" and _is_of_this_machine(parts.hostname or ""))
+            )
+            and parts.port != 0
         )
     except ValueError:
         is_safe = False
-    if not is_safe or not (url.isascii() and url.isprintable()):
-        raise UnsafeUrlError(f"{url[:200]!a} does not begin with https://")
+    if not is_safe or not (url.isascii() and url.isprintable()) or " " in url:
+        raise UnsafeUrlError
 
 
 def fetch(url: str, form: bytes | None, timeout_s: float, most_bytes: int) -> bytes:
@@ -56,8 +84,9 @@ def fetch(url: str, form: bytes | None, timeout_s: float, most_bytes: int) -> by
 
     Raises:
         UnsafeUrlError: as ``check_url``, also of a redirect.
-        urllib.error.HTTPError: the status is an error, or the redirect of a form.
-        OSError, HTTPException: there was no answer before the deadline.
+        StatusError: the status is an error, or the redirect of a form.
+        TimeoutError: there was no answer before the deadline.
+        NoAnswerError: there was none for another reason.
     """
     check_url(url)
     exchange = _Exchange(time.monotonic() + timeout_s)
@@ -68,16 +97,41 @@ def fetch(url: str, form: bytes | None, timeout_s: float, most_bytes: int) -> by
         request = urllib.request.Request(url, data=form)
         with exchange.opener().open(request, timeout=timeout_s) as response:
             body: bytes = response.read(most_bytes)
+    except UnsafeUrlError:
+        raise
     except (OSError, HTTPException, ValueError) as error:
         # A socket may time out just before the timer ends it.
         if exchange.is_over or isinstance(getattr(error, "reason", error), TimeoutError):
             raise TimeoutError(f"no answer in {timeout_s:g} s") from None
-        raise
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+            raise StatusError(error.code, error.headers.get("Retry-After", "")) from None
+        raise NoAnswerError(_reason(error)) from None
     finally:
         timer.cancel()
     if exchange.is_over:
         raise TimeoutError(f"no answer in {timeout_s:g} s")
     return body
+
+
+def _reason(error: Exception) -> str:
+    """Return why there was no answer, in words that nobody else has chosen."""
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        # A host's name stands behind the comma, and the server may have named the host.
+        return f"its certificate is not accepted: {cause.verify_message.partition(',')[0]}"
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    if isinstance(cause, ConnectionError):
+        return "the connection was closed without an answer"
+    refused = _REFUSED_BY_PROXY.match(str(cause))
+    if refused is not None:
+        return f"the proxy of the variable https_proxy refused with status {refused[1]}"
+    if isinstance(cause, UnicodeError):
+        return "there can be no host of its name"
+    if isinstance(cause, str | InvalidURL | ValueError):
+        return "the variable https_proxy is not http://HOST:PORT"
+    return "the answer is not HTTP, or not whole"
 
 
 def _is_of_this_machine(host: str) -> bool:

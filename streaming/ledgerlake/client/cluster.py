@@ -27,6 +27,7 @@ from ledgerlake.errors import (
     is_retryable,
 )
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.stored.secrets import said
 from ledgerlake.wire import commands, limits
 from ledgerlake.wire.lookup import Owner, refused, step
 from ledgerlake.wire.value_schema import ValueSchema, from_wire
@@ -275,9 +276,7 @@ class Cluster:
                     topic_partition, request_id, must, self.settings.listener_name
                 ),
             )
-            outcome = step(
-                topic_partition, answer, hops, self._addresses[0].is_tls, session.blanked
-            )
+            outcome = step(topic_partition, answer, hops, self._addresses[0].is_tls, said)
             if isinstance(outcome, Owner):
                 return outcome
             session = self._broker(outcome.broker_url, outcome.through_proxy)

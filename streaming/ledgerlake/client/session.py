@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
 
-from ledgerlake.client.auth import NO_AUTHENTICATION, Authentication, SentCredentials, hint
+from ledgerlake.client.auth import NO_AUTHENTICATION, Authentication, hint
 from ledgerlake.client.channels import Channels, Consumer, Watcher
 from ledgerlake.client.transport import DEFAULT_TLS, TlsSettings, Transport
 from ledgerlake.errors import (
@@ -40,6 +40,7 @@ from ledgerlake.errors import (
     TransportError,
 )
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.stored.secrets import said
 from ledgerlake.wire import commands, limits
 from ledgerlake.wire.connection import Connection, Event, Role, Scan
 from ledgerlake.wire.lookup import refused
@@ -78,7 +79,8 @@ class Session:
     ) -> None:
         self.url = url
         self._authentication = authentication
-        self._credentials = SentCredentials(authentication)
+        # The last ones. They may be renewed since, and are not fetched again for an error.
+        self._sent_credentials = ""
         self.request_timeout_s = request_timeout_s
         self._failure: LedgerlakeError | None = None
         self._connection = Connection(Role.CLIENT)
@@ -295,25 +297,31 @@ class Session:
             self._lock.release()
         return True
 
-    def blanked(self, text: str) -> str:
-        """Return a broker's text without the credentials that were sent to it, to be shown."""
-        return self._credentials.blanked(text)
-
     def _next_event(self) -> Event | None:
         """Return the next event, without the credentials in what it says of an error."""
         event = self._connection.next_event()
         if isinstance(event, Message):
             for name in _ERROR_TEXTS.intersection(event.DESCRIPTOR.fields_by_name):
                 if event.HasField(name):
-                    setattr(event, name, self.blanked(getattr(event, name)))
+                    setattr(event, name, said(getattr(event, name)))
         return event
+
+    def _credentials(self) -> bytes | None:
+        """Return the credentials to send now.
+
+        Raises:
+            As ``Authentication.data``.
+        """
+        data = self._authentication.data()
+        self._sent_credentials = (data or b"").decode(errors="replace")
+        return data
 
     def _shake_hands(self, proxy_to_broker_url: str | None, protocol_version: int) -> None:
         self.send(
             commands.connect(
                 CLIENT_VERSION,
                 self._authentication.method,
-                self._credentials.next(),
+                self._credentials(),
                 proxy_to_broker_url,
                 protocol_version,
             )
@@ -339,7 +347,7 @@ class Session:
                 if self._authentication.forget():
                     raise TransportError(f"{error.message}; the issuer is asked for another token")
                 raise BrokerError(
-                    error.message + hint(self._authentication, self._credentials.last, time.time()),
+                    error.message + hint(self._authentication, self._sent_credentials, time.time()),
                     code=error.code,
                 )
             raise error
@@ -384,9 +392,7 @@ class Session:
                 code="AuthenticationError",
             )
         self.send(
-            commands.auth_response(
-                CLIENT_VERSION, self._authentication.method, self._credentials.next()
-            )
+            commands.auth_response(CLIENT_VERSION, self._authentication.method, self._credentials())
         )
 
     def _wait(self, deadline: float, attempt: str) -> None:

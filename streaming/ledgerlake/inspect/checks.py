@@ -33,6 +33,7 @@ from ledgerlake.monitor.progress import counted
 from ledgerlake.options.config import check_stores, load_config
 from ledgerlake.runtime.java import find_java, java_version
 from ledgerlake.runtime.plugins import load
+from ledgerlake.stored.secrets import said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sized
@@ -380,7 +381,7 @@ def _found(name: str, call: Callable[[], str | Finding]) -> Finding:
     except LedgerlakeError as error:
         return Finding(name, "problem", error.message)
     except OSError as error:
-        return Finding(name, "problem", str(error))
+        return Finding(name, "problem", said(str(error)))
     except ModuleNotFoundError as error:
         # The check of packages says how to install it.
         return Finding(name, "skipped", f"the package {error.name} is missing")

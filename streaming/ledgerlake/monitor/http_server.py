@@ -31,7 +31,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from ledgerlake.errors import SetupError
 from ledgerlake.options.config import check_reachable_by, is_of_this_machine
-from ledgerlake.stored.secrets import resolve_secret
+from ledgerlake.stored.secrets import resolve_secret, said_in_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -163,7 +163,7 @@ class _Gate:
         try:
             return self._pages[path](environ, start_response)
         except Exception as error:
-            _log.warning("the page %s was not answered: %s: %s", path, type(error).__name__, error)
+            _log.warning("the page %s was not answered: %s", path, said_in_short(error))
             return _refuse(
                 start_response,
                 "500 Internal Server Error",

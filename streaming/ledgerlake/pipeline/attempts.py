@@ -7,8 +7,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ledgerlake.decode.columns import first_line
 from ledgerlake.errors import LedgerlakeError
+from ledgerlake.stored.secrets import said_in_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ class Attempts:
             work()
         # A failure in a library's native part may be no Exception.
         except BaseException as error:
-            reason = error.message if isinstance(error, LedgerlakeError) else first_line(error)
+            reason = error.message if isinstance(error, LedgerlakeError) else said_in_short(error)
             if self._failures.get(part) != reason:
                 _log.warning("%s failed, and will be tried again: %s", self._name, reason)
             self._failures[part] = reason

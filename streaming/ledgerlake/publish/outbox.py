@@ -191,9 +191,9 @@ class Outbox:
             raise self._not_opened(error) from None
 
     def _not_opened(self, error: OSError) -> SetupError:
+        reason = error.strerror or self.folder.reason(error)
         return SetupError(
-            f"the outbox {self.folder} cannot be opened ({error.strerror or error}); look at its "
-            "disk and its rights"
+            f"the outbox {self.folder} cannot be opened ({reason}); look at its disk and its rights"
         )
 
     def _record(self, name: str | None) -> str | None:

@@ -66,6 +66,7 @@ from ledgerlake.publish.outbox import OtherName, OutboxBatch, Sending
 from ledgerlake.publish.routing import java_hash
 from ledgerlake.publish.target_client import TargetClient
 from ledgerlake.publish.target_reader import MESSAGE_ID, TargetReader
+from ledgerlake.stored.secrets import said_in_short
 from ledgerlake.wire.chunks import MARKER_PROPERTY
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ class Republisher:
                 if self._stopping.is_set():
                     return
                 self._close_sender()
-                self._trouble = f" ({type(error).__name__}: {str(error)[:400]})"
+                self._trouble = f" ({said_in_short(error)})"
                 # The cursors reopen the subscription, and log the reason if they cannot.
                 if not isinstance(error, _NotOwnerError):
                     _log.warning("%s cannot be written%s; trying again", self._topic, self._trouble)

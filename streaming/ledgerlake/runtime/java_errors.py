@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ledgerlake.stored.secrets import said
+
 _MOST_CHARACTERS = 300
 
 # The last line of a traceback, in a text that begins one.
@@ -19,4 +21,5 @@ def root_cause(error: BaseException) -> str:
     if cause.endswith(_TRACEBACK):
         # An error of Python in a task, with its own traceback.
         cause = next((line for line in reversed(lines) if _PYTHON_ERROR.fullmatch(line)), cause)
-    return cause[:_MOST_CHARACTERS]
+    # A secret that is cut would not be found.
+    return said(cause)[:_MOST_CHARACTERS]

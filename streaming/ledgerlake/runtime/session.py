@@ -28,7 +28,8 @@ from ledgerlake.runtime.private_files import (
     only_owner_reads,
     session_folder,
 )
-from ledgerlake.runtime.spark_settings import join_settings, names_of_visible_secrets
+from ledgerlake.runtime.spark_settings import join_settings, names_of_visible_secrets, secrets_of
+from ledgerlake.stored.secrets import remember
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,6 +139,7 @@ def start_session(
     """
     if kernels := os.environ.get(_KERNEL_CACHE):
         check_trusted_folder(Path(kernels), f"set {_KERNEL_CACHE} to a folder of your own")
+    remember(*secrets_of(settings or {}))
     if _SUBMITTED in os.environ:
         return _submitted_session(name, settings or {})
     _warn_of_visible_secrets(settings or {})

@@ -19,9 +19,9 @@ _SEPARATORS = {
 # Options of a JVM, such as spark.driver.extraJavaOptions, and what Spark takes for a secret by
 # itself.
 _JAVA_OPTIONS = re.compile(r"spark\..*JavaOptions")
-_SECRET_PROPERTY = re.compile(
-    r"-D[^\s=]*(?:secret|password|token|access[.]?key)[^\s=]*=", re.IGNORECASE
-)
+_SECRET_NAME = r"(?:secret|password|token|access[.]?key)"
+_SECRET_PROPERTY = re.compile(rf"-D[^\s=]*{_SECRET_NAME}[^\s=]*=", re.IGNORECASE)
+_SECRET_SETTING = re.compile(_SECRET_NAME, re.IGNORECASE)
 
 
 def names_of_visible_secrets(settings: dict[str, str]) -> list[str]:
@@ -33,6 +33,11 @@ def names_of_visible_secrets(settings: dict[str, str]) -> list[str]:
         for name, value in settings.items()
         if _JAVA_OPTIONS.fullmatch(name) and _SECRET_PROPERTY.search(value)
     ]
+
+
+def secrets_of(settings: dict[str, str]) -> list[str]:
+    """Return the values that Spark takes for secrets, by their names."""
+    return [value for name, value in settings.items() if _SECRET_SETTING.search(name)]
 
 
 def join_settings(needed: dict[str, str], given: dict[str, str]) -> dict[str, str]:

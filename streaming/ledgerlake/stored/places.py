@@ -28,6 +28,7 @@ from urllib.request import getproxies
 from pyarrow import fs
 
 from ledgerlake.errors import SetupError, UsageError
+from ledgerlake.stored.secrets import said
 from ledgerlake.stored.stores import (
     ENVIRONMENT,
     STORES,
@@ -245,7 +246,8 @@ class Place:
             port = url.port or (443 if url.scheme == "https" else 80)
             socket.create_connection((url.hostname, port), _CONNECT_S).close()
         except (OSError, UnicodeError):
-            raise SetupError(_UNREACHABLE.format(endpoint=endpoint)) from None
+            shown = _MAYBE_SECRET.sub("...", endpoint)
+            raise SetupError(_UNREACHABLE.format(endpoint=shown)) from None
 
     def check_bucket(self) -> None:
         """Check that the bucket exists: pyarrow finds nothing in a bucket that does not.
@@ -320,7 +322,7 @@ class Place:
         if self.is_local and os.path.isfile(self.root):
             return "it is a file, and not a folder"
         if self.store is not None:
-            endpoint = self.store.endpoint(self.settings)
+            endpoint = _MAYBE_SECRET.sub("...", self.store.endpoint(self.settings))
             for pattern, sentence in _STORE_ERRORS:
                 if pattern.search(text):
                     return sentence.format(
@@ -338,7 +340,8 @@ class Place:
                 f"{lines[0]}: "
                 f"{next((cause for cause in reversed(causes) if not cause.startswith('<')), '')}"
             ]
-        return lines[0][:_MOST_CHARACTERS]
+        # A secret that is cut would not be found.
+        return said(lines[0])[:_MOST_CHARACTERS]
 
     def delta_options(self) -> dict[str, str] | None:
         """Return delta-rs's storage options.

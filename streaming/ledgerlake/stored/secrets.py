@@ -6,7 +6,8 @@ is seen at the next use. A variable is the exception, since tasks on other machi
 in a configuration file it is read at once, and the secret travels (``read_variable``).
 
 Libraries and servers repeat secrets in their errors, and spell them in their own way. ``blanked``
-compares texts after all escapes are taken out of both.
+compares texts after all escapes are taken out of both. So each text of theirs goes through ``said``
+before it is shown: it knows the secrets that this process has resolved, and some of its variables.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import html
 import os
 import re
 import sys
+import threading
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from ledgerlake.errors import SetupError
 
@@ -31,11 +33,21 @@ if TYPE_CHECKING:
 # What an error shows in place of a secret.
 BLANK = "..."
 
-# So short a line or part of a secret tells nothing, and is in many words.
+# So short a secret, line or part of one tells nothing, and is in many words.
 _SHORT_CHARACTERS = 2
 
 # Of a longer text, only the beginning is shown.
 _LONG_CHARACTERS = 20_000
+
+# How many resolved secrets are known, and how long a variable is that may be one.
+_KNOWN_MOST = 100
+_SHORTEST_VARIABLE = 8
+
+# A type and a line of another's error.
+_LINE_CHARACTERS = 300
+
+_SECRET_VARIABLE = re.compile(r"(secret|token|password|key)$", re.IGNORECASE)
+_PROXY_VARIABLE = re.compile(r"(?<!no)_proxy$", re.IGNORECASE)
 
 # The escapes of URLs and HTML; one that was escaped again counts as one.
 _OF_URLS_AND_HTML = re.compile(
@@ -67,22 +79,23 @@ def resolve_secret(text: str, what: str = "a secret") -> str:
     """
     if not text.strip():
         raise SetupError(f"{what} is blank; write it, file:PATH or env:NAME")
+    secret = text
     if text.startswith("env:"):
         name = text.removeprefix("env:")
-        if not os.environ.get(name, "").strip():
+        secret = os.environ.get(name, "").strip()
+        if not secret:
             raise SetupError(
                 f"the variable {name}, which should hold a secret, is not set in this process; set "
                 "it"
             )
-        return os.environ[name].strip()
     if text.startswith("file:"):
         secret = read_text(text).strip()
         if not secret:
             raise SetupError(
                 f"the file {text.removeprefix('file:')}, which should hold a secret, is empty"
             )
-        return secret
-    return text
+    remember(secret)
+    return secret
 
 
 def read_variable(text: str) -> str:
@@ -111,6 +124,73 @@ def read_text(url: str) -> str:
         ) from None
     except (UnicodeDecodeError, ValueError):
         raise SetupError(f"the file {path}, which should hold a secret, is not text") from None
+
+
+# The secrets that this process has resolved, the newest last: one that was renewed since may still
+# be repeated.
+_known: dict[str, None] = {}
+_lock = threading.Lock()
+
+
+def remember(*secrets: str) -> None:
+    """Know secrets that ``said`` leaves out."""
+    with _lock:
+        for secret in secrets:
+            if len(secret) <= _SHORT_CHARACTERS:
+                continue
+            _known.pop(secret, None)
+            _known[secret] = None
+        while len(_known) > _KNOWN_MOST:
+            del _known[next(iter(_known))]
+
+
+def said(text: str) -> str:
+    """Return the text of a library, a server or a proxy without the secrets of this process."""
+    with _lock:
+        known = list(_known)
+    return blanked(text, [*known, *_secrets_of_environment()])
+
+
+def said_in_short(error: BaseException) -> str:
+    """Return the type of another's error, and the first line of what it says."""
+    line = said(str(error).strip()).partition("\n")[0][:_LINE_CHARACTERS]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+def _secrets_of_environment() -> Iterator[str]:
+    """Yield what libraries may read by themselves: keys of stores, and who asks a proxy."""
+    for name, value in os.environ.items():
+        if _PROXY_VARIABLE.search(name):
+            yield from secrets_of_address(value if "://" in value else f"http://{value}")
+        elif _SECRET_VARIABLE.search(name) and len(value) >= _SHORTEST_VARIABLE:
+            yield value
+
+
+def secrets_of_address(address: str) -> Iterator[str]:
+    """Yield what no error shows of an address: user, password and query of a URL. Any other text
+    may be a password, and so may each of its words.
+    """
+    if not _is_url(address):
+        words = re.split(r"[\s:;,=&@/?#\[\]]", address)
+        yield from (address, *(word for word in words if len(word) > _SHORT_CHARACTERS))
+        return
+    # A password with a sign such as ``/`` ends the host for some libraries, which quote a part of
+    # it.
+    user, _, host = address.partition("://")[2].rpartition("@")
+    query = host.partition("?")[2]
+    password = user.partition(":")[2]
+    words = [word for word in re.split("[/?#]", password) if len(word) > _SHORT_CHARACTERS]
+    for part in (user, password, *words, query):
+        yield from (part, unquote(part))
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        # What follows a colon is read only when it is asked for.
+        return bool(parts.scheme) and "://" in text and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
 
 
 def parts_of(secret: str) -> Iterator[str]:

@@ -296,6 +296,8 @@ def check_settings(settings: StorageSettings, stores: set[Store]) -> None:
             "[storage] endpoint_url is no address of a store; write http://HOST:PORT or "
             "https://HOST"
         )
+    if "@" in settings.endpoint_url:
+        raise UsageError("[storage] endpoint_url holds no user and no password")
     if ("access_key_id" in given) != ("secret_access_key" in given):
         raise UsageError("[storage] needs access_key_id and secret_access_key, or neither")
     for name in sorted(given):

@@ -21,19 +21,23 @@ The metadata of old snapshots is removed here; ``pyiceberg`` only forgets them.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ledgerlake.errors import SetupError, TableError
-from ledgerlake.stored.secrets import blanked, parts_of, read_variable, resolve_secret
+from ledgerlake.stored.secrets import (
+    blanked,
+    parts_of,
+    read_variable,
+    resolve_secret,
+    secrets_of_address,
+)
 from ledgerlake.table.features import CLUSTERED, PARTITIONED, special_features
 from ledgerlake.table.open_table import existing_table
 from ledgerlake.table.ordered_files import text_after, text_before
@@ -65,9 +69,6 @@ _PROPERTIES = {
 
 # Settings whose values no error hides.
 _SHOWN_SETTINGS = ("type", "uri", "warehouse")
-
-# So short a word of an address tells nothing, and is in many words.
-_SHORT_CHARACTERS = 2
 
 # How many old snapshots are there before they are removed together.
 _SNAPSHOTS_AT_ONCE = 20
@@ -244,7 +245,7 @@ class IcebergTable:
             if name not in _SHOWN_SETTINGS or value != text:
                 yield from parts_of(value)
             if name == "uri" or "://" in value:
-                yield from _secrets_of_address(value)
+                yield from secrets_of_address(value)
 
     def _step(self, table: Table, delta: DeltaTable) -> None:
         """Commit the difference between the tables as one snapshot."""
@@ -361,33 +362,6 @@ def _serialized(statistics: DataFileStatistics) -> dict[str, Any]:
             column.current_max = text_after(column.current_max, column.trunc_length)
             column.trunc_length = None
     return statistics.to_serialized_dict()
-
-
-def _secrets_of_address(address: str) -> Iterator[str]:
-    """Yield what no error shows of a catalog's address: user, password and query of a URL. Any
-    other text may be a password, and so may each of its words.
-    """
-    if not _is_url(address):
-        words = re.split(r"[\s:;,=&@/?#\[\]]", address)
-        yield from (address, *(word for word in words if len(word) > _SHORT_CHARACTERS))
-        return
-    # A password with a sign such as ``/`` ends the host for some libraries, which quote a part of
-    # it.
-    user, _, host = address.partition("://")[2].rpartition("@")
-    query = host.partition("?")[2]
-    password = user.partition(":")[2]
-    words = [word for word in re.split("[/?#]", password) if len(word) > _SHORT_CHARACTERS]
-    for part in (user, password, *words, query):
-        yield from (part, unquote(part))
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        # What follows a colon is read only when it is asked for.
-        return bool(parts.scheme) and "://" in text and (parts.port is None or parts.port > 0)
-    except ValueError:
-        return False
 
 
 def _without_bounds(footer: pq.FileMetaData, ids: dict[str, int]) -> Iterator[int]:
