@@ -21,6 +21,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -71,18 +72,22 @@ def last_message_id(last: LastEntry) -> MessageId:
     count = metadata.num_messages_in_batch
     if count < 1:
         raise CorruptEntryError(f"the last entry claims a batch of {count} messages")
-    listed = {index for index in metadata.compacted_batch_indexes if 0 <= index < count}
+    kept = [index for index in metadata.compacted_batch_indexes if 0 <= index < count]
     if last.payload is not None:
-        kept = [
-            index
-            for index in _kept_slots(memoryview(last.payload), count)
-            if not listed or index in listed
-        ]
-    else:
-        kept = list(listed) or [count - 1]
+        slots = _kept_slots(memoryview(last.payload), count)
+        # The producer chooses the numbers, and Python's hash of numbers has no secret.
+        kept = [index for index in kept if _has(slots, index)] if kept else slots
+    elif not kept:
+        kept = [count - 1]
     if not kept:
         raise CorruptEntryError("the last entry holds no message that was kept")
     return MessageId(last.ledger_id, last.entry_id, max(kept))
+
+
+def _has(numbers: list[int], number: int) -> bool:
+    """Return whether a number is among numbers that rise."""
+    place = bisect_left(numbers, number)
+    return place < len(numbers) and numbers[place] == number
 
 
 def _kept_slots(payload: memoryview, count: int) -> list[int]:

@@ -10,6 +10,9 @@ grow, but are not consecutive. A batch index of -1 means the entry itself.
 The position of a chunked message is that of its last chunk: order, equality and hash of a
 ``ChunkMessageId`` use ``last`` alone, also beside plain ids. A read from it begins at ``first``.
 
+A producer chooses the ids in markers and in cancels. Python's hash of numbers has no secret, so
+many numbers with one hash are easily found. So ids have the hash of their text.
+
 EARLIEST and LATEST are the protocol's: all bits one (-1 as u64) and the largest signed long.
 """
 
@@ -61,6 +64,9 @@ class Position:
     def __str__(self) -> str:
         return f"{self.ledger_id}:{self.entry_id}"
 
+    def __hash__(self) -> int:
+        return hash(f"{self.ledger_id}:{self.entry_id}")
+
 
 BEFORE_ALL = Position(-1, -1)
 AFTER_ALL = Position(_LATEST_WIRE, _LATEST_WIRE)
@@ -86,6 +92,9 @@ class MessageId:
     def __str__(self) -> str:
         plain = f"{self.ledger_id}:{self.entry_id}"
         return plain if self.batch_index < 0 else f"{plain}:{self.batch_index}"
+
+    def __hash__(self) -> int:
+        return hash(str(self))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
