@@ -811,6 +811,84 @@ def has_equal(buffer, spans, first, end):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def mark_last(data, offsets, counts, is_last):  # type: ignore[no-untyped-def]
+    """Mark the last of equal texts of each message. ``counts`` has how many each message has.
+
+    The texts of a message are sorted: a producer could choose texts for which a hash table takes
+    quadratic time. Messages often have the same names, so each begins with the order of the one
+    before it.
+    """
+    most = 0
+    for count in counts:
+        most = max(most, count)
+    order, other = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
+    first = before = 0
+    for count in counts:
+        own = offsets[first : first + count + 1]
+        if count != before:
+            for place in range(count):
+                order[place] = place
+        if not is_in_order(data, own, order):
+            sort_texts(data, own, order, other)
+        for place in range(1, count):
+            is_last[first + order[place - 1]] = not is_equal(
+                data, own, order[place - 1], order[place]
+            )
+        first, before = first + count, count
+
+
+@compiled
+def is_in_order(data, offsets, order):  # type: ignore[no-untyped-def]
+    """Whether the places of texts are sorted already."""
+    for place in range(1, len(offsets) - 1):
+        if compared(data, offsets, order[place - 1], order[place]) > 0:
+            return False
+    return True
+
+
+@compiled
+def sort_texts(data, offsets, order, other):  # type: ignore[no-untyped-def]
+    """Sort the places of texts by merges; ``other`` is room for as many."""
+    count, width = len(offsets) - 1, 1
+    while width < count:
+        for start in range(0, count, 2 * width):
+            middle, end = min(start + width, count), min(start + 2 * width, count)
+            left, right = start, middle
+            for place in range(start, end):
+                is_left = left < middle and (
+                    right >= end or compared(data, offsets, order[left], order[right]) < 0
+                )
+                other[place] = order[left] if is_left else order[right]
+                left, right = left + is_left, right + (not is_left)
+        order[:count] = other[:count]
+        width *= 2
+
+
+@compiled
+def compared(data, offsets, one, other):  # type: ignore[no-untyped-def]
+    """Compare two texts, first by their sizes and last by their places: below or above 0."""
+    size = offsets[one + 1] - offsets[one]
+    difference = np.int64(size - (offsets[other + 1] - offsets[other]))
+    place = 0
+    while difference == 0 and place < size:
+        difference = np.int64(data[offsets[one] + place]) - np.int64(data[offsets[other] + place])
+        place += 1
+    return difference if difference != 0 else one - other
+
+
+@compiled
+def is_equal(data, offsets, one, other):  # type: ignore[no-untyped-def]
+    """Whether two texts have the same bytes."""
+    size = offsets[one + 1] - offsets[one]
+    if size != offsets[other + 1] - offsets[other]:
+        return False
+    place = 0
+    while place < size and data[offsets[one] + place] == data[offsets[other] + place]:
+        place += 1
+    return place == size
+
+
+@compiled
 def copy(buffer, start, size, out, target):  # type: ignore[no-untyped-def]
     """Both cut out first: if no index can be negative, the loop is one of vector instructions."""
     taken, put = buffer[start : start + size], out[target : target + size]

@@ -28,6 +28,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.codecs import DEFAULT_MAX_UNCOMPRESSED_BYTES, decompress
 from ledgerlake.decode.crypto import NO_KEYS, CryptoSettings, open_entry
 from ledgerlake.decode.reference import Row, decode_base64_key, decode_entry
+from ledgerlake.decode.weights import bytes_of
 from ledgerlake.errors import CorruptEntryError, MalformedFrameError
 from ledgerlake.reasons import CHUNK_PART, Reason
 from ledgerlake.wire.entry import encode_entry, message_count, parse_entry
@@ -769,18 +770,13 @@ def _properties(buffer: Bytes, fields: Matrix, times_ms: dict[str, Matrix]) -> p
             counts = counts + np.bincount(rows, minlength=len(counts))
             repeats = True
     if repeats:
-        last = _last_of_each(np.repeat(np.arange(len(counts)), counts), keys)
-        counts = np.bincount(np.repeat(np.arange(len(counts)), counts)[last], minlength=len(counts))
-        keys, values = keys.take(pa.array(last)), values.take(pa.array(last))
+        is_last = np.ones(len(keys), dtype=bool)
+        k.mark_last(*bytes_of(keys), counts, is_last)
+        # Many names of a message may all be different.
+        if not is_last.all():
+            owners = np.repeat(np.arange(len(counts)), counts)[is_last]
+            counts = np.bincount(owners, minlength=len(counts))
+            keys, values = keys.filter(pa.array(is_last)), values.filter(pa.array(is_last))
     offsets = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=offsets[1:])
     return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, values)
-
-
-def _last_of_each(owners: Matrix, keys: pa.StringArray) -> Matrix:
-    """Return the places, in order, of the last of equal keys of each owner."""
-    codes = keys.dictionary_encode().indices.to_numpy()
-    pairs = owners * (int(codes.max(initial=0)) + 1) + codes
-    order = np.argsort(pairs, kind="stable")
-    is_last = np.append(pairs[order[1:]] != pairs[order[:-1]], True)
-    return np.sort(order[is_last])

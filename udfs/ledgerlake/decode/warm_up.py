@@ -22,7 +22,7 @@ def warm_up() -> None:
         producer_name="p", sequence_id=0, publish_time=0, num_messages_in_batch=1
     )
     message = pb.SingleMessageMetadata(
-        payload_size=0, partition_key="k", properties=[pb.KeyValue(key="a", value="b")]
+        payload_size=0, partition_key="k", properties=[pb.KeyValue(key="a", value="b")] * 2
     )
     raw = encode_entry(entry, encode_batch([(message, b"value")]))
     frames = b"".join(commands.message(0, 0, entry_id, raw) for entry_id in range(2))
