@@ -55,8 +55,9 @@ _TYPES = {
     _CPP.CPPTYPE_ENUM: pa.string(),
 }
 
-# How a field is encoded.
-_VARINT, _LENGTH_DELIMITED = 0, 2
+# How a number is encoded, and the number of the value of a map's entry.
+_VARINT = 0
+_VALUE = 2
 
 
 def message_type(schema: ValueSchema) -> pa.DataType:
@@ -77,7 +78,7 @@ def message_decoder(reader: ValueSchema) -> Decoder:
     """
     target = message_type(reader)
     root = _root(reader)
-    kind = message_factory.GetMessageClass(root)
+    kind = message_factory.GetMessageClass(_root(reader, has_maps=False))
     loop = protobuf_reader(root, target)
 
     def decode(encoded: Encoded) -> DecodedValues:
@@ -90,7 +91,12 @@ def message_decoder(reader: ValueSchema) -> Decoder:
     return Decoder(read, protobuf_weigher(root))
 
 
-def _root(schema: ValueSchema) -> Descriptor:
+def _root(schema: ValueSchema, *, has_maps: bool = True) -> Descriptor:
+    """Return the root message of a schema.
+
+    Args:
+        has_maps: whether its maps are maps; otherwise they are repeated messages, as on the wire.
+    """
     try:
         with reading():
             definition = json.loads(schema.definition)
@@ -98,7 +104,10 @@ def _root(schema: ValueSchema) -> Descriptor:
                 base64.b64decode(definition["fileDescriptorSet"])
             )
             pool = descriptor_pool.DescriptorPool()
-            _add_all(pool, {file.name: _without_extensions(file) for file in files.file})
+            parts = [_without_extensions(file) for file in files.file]
+            if not has_maps:
+                parts = list(map(_without_maps, parts))
+            _add_all(pool, {part.name: part for part in parts})
             root = pool.FindMessageTypeByName(definition["rootMessageTypeName"])
             check_map_entries(root)
             return root
@@ -111,9 +120,24 @@ def _without_extensions(part: Any) -> Any:
     values would take memory that no weight counts. Their bytes become unknown fields.
     """
     part.ClearField("extension")
-    for inner in part.message_type if hasattr(part, "message_type") else part.nested_type:
+    for inner in _messages_in(part):
         _without_extensions(inner)
     return part
+
+
+def _without_maps(part: Any) -> Any:
+    """Return a file or a message without the option that makes maps of repeated messages. Protobuf
+    keeps a map in a hash table, and a producer could choose keys for which that takes quadratic
+    time.
+    """
+    for inner in _messages_in(part):
+        inner.options.ClearField("map_entry")
+        _without_maps(inner)
+    return part
+
+
+def _messages_in(part: Any) -> Any:
+    return part.message_type if hasattr(part, "message_type") else part.nested_type
 
 
 def _add_all(
@@ -172,7 +196,7 @@ def _values(message: Message, descriptor: Descriptor) -> dict[str, Any]:
     unknown_fields: Iterable[Any] = UnknownFieldSet(message) if closed else []  # type: ignore[assignment]
     for unknown in unknown_fields:
         field = closed.get(unknown.field_number)
-        if field is None or unknown.wire_type != (_LENGTH_DELIMITED if is_map(field) else _VARINT):
+        if field is None or is_map(field) or unknown.wire_type != _VARINT:
             continue
         # Protobuf keeps a number that a closed enumeration lacks as an unknown field.
         if field.is_repeated or values[field.name] is not None:
@@ -189,11 +213,30 @@ def _value(message: Message, field: Any) -> Any:
         return None
     value = getattr(message, field.name)
     if is_map(field):
-        item = field.message_type.fields_by_name["value"]
-        return [(str(key), _plain(item, value[key])) for key in value]
+        return list(_map(value, field.message_type).items())
     return (
         [_plain(field, element) for element in value] if field.is_repeated else _plain(field, value)
     )
+
+
+def _map(entries: Iterable[Any], descriptor: Descriptor) -> dict[str, Any]:
+    """Return a map of its entries: of one key, the last one counts. The keys are texts, since
+    Python's hash of numbers has no secret.
+    """
+    items: dict[str, Any] = {}
+    item, is_closed = descriptor.fields_by_name["value"], bool(closed_fields(descriptor))
+    for entry in entries:
+        if is_closed and _has_unknown_value(entry):
+            raise ValueError("a map has a number that its enumeration lacks")
+        # Protobuf's C parser gives the bytes of a text that is not UTF-8.
+        key = entry.key.decode() if isinstance(entry.key, bytes) else str(entry.key)
+        items[key] = _plain(item, entry.value)
+    return items
+
+
+def _has_unknown_value(entry: Message) -> bool:
+    unknown_fields: Iterable[Any] = UnknownFieldSet(entry)  # type: ignore[assignment]
+    return any(one.field_number == _VALUE and one.wire_type == _VARINT for one in unknown_fields)
 
 
 def _plain(field: Any, value: Any) -> Any:
