@@ -79,6 +79,10 @@ MAX_TASK_SCHEDULE_BYTES = 256 * 1024 * 1024
 MAX_TASK_CANCELS = 20_000
 MAX_TASK_CANCEL_BYTES = 4 * 1024 * 1024
 
+# The most entries of a map that a query of a table gets. DuckDB compares the keys of a map by a
+# hash without a secret: its work may grow with the square of their number.
+MAX_QUERY_MAP_ENTRIES = 1000
+
 # The longest id of a schedule.
 MAX_SCHEDULE_CHARACTERS = 200
 

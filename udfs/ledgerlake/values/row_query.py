@@ -25,9 +25,10 @@ from ledgerlake.decode.schema import TIMESTAMP
 from ledgerlake.errors import SetupError, UsageError
 from ledgerlake.outside import Unreadable, reading
 from ledgerlake.values.column_names import folded
+from ledgerlake.wire.limits import MAX_QUERY_MAP_ENTRIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import duckdb
     from duckdb.sqltypes import DuckDBPyType
@@ -173,6 +174,16 @@ def joined(first: Answer, second: Answer, count: int) -> Answer:
     return Answer(values, np.concatenate([first.rows, second.rows + count]), bad)
 
 
+def _beside(
+    bad: dict[int, str], messages: pa.RecordBatch, run: Callable[[pa.RecordBatch], Answer]
+) -> Answer:
+    """Return the answer for all messages; those that are not bad are run."""
+    kept = np.setdiff1d(np.arange(messages.num_rows), list(bad))
+    answer = run(messages.take(pa.array(kept, pa.int64())))
+    more = {int(kept[row]): reason for row, reason in answer.bad.items()}
+    return Answer(answer.values, kept[answer.rows], bad | more)
+
+
 class RowQuery:
     """A query of one row at a time.
 
@@ -196,6 +207,9 @@ class RowQuery:
         self.references = [
             tuple(part["column_names"]) for part in parts if part.get("class") == "COLUMN_REF"
         ]
+        self._reads_all = (_WHOLE_ROW,) in self.references or any(
+            part.get("class") == "STAR" for part in parts
+        )
         self._numbered, self._failing = _numbered(node), _failing(node)
         self._nameless = _nameless(node)
         self._columns: dict[pa.Schema, pa.StructType] = {}
@@ -225,10 +239,33 @@ class RowQuery:
             SetupError: as ``columns``.
         """
         columns = self.columns(messages.schema)
+        large = self._large_maps(messages)
+        if not large:
+            return self._judged(messages, columns)
+        return _beside(large, messages, lambda kept: self._judged(kept, columns))
+
+    def _judged(self, messages: pa.RecordBatch, columns: pa.StructType) -> Answer:
         try:
             return self._run(messages, columns)
         except Unreadable:
             return self._without_bad(messages, columns)
+
+    def _large_maps(self, messages: pa.RecordBatch) -> dict[int, str]:
+        """Return the messages with a map that is too large for a query, in a column that it reads,
+        and the reasons.
+        """
+        named = {part.lower() for reference in self.references for part in reference[:2]}
+        found: dict[int, str] = {}
+        for column, values in zip(messages.schema, messages.columns, strict=True):
+            if not _has_map(column.type) or not (self._reads_all or column.name.lower() in named):
+                continue
+            entries = _most_entries(values)
+            for row in np.flatnonzero(entries > MAX_QUERY_MAP_ENTRIES).tolist():
+                found[row] = (
+                    f"{column.name} has a map of {entries[row]:,} entries, and a query takes "
+                    f"{MAX_QUERY_MAP_ENTRIES:,} at most; a table without a query takes more"
+                )
+        return found
 
     def _run(self, messages: pa.RecordBatch, columns: pa.StructType) -> Answer:
         with reading():
@@ -250,7 +287,6 @@ class RowQuery:
     def _without_bad(self, messages: pa.RecordBatch, columns: pa.StructType) -> Answer:
         """Run the query over the messages for which it does not fail."""
         bad = self._failing_rows(messages)
-        kept = np.setdiff1d(np.arange(messages.num_rows), bad)
         if not len(bad):
             return self._halved(messages, columns)
         reasons = dict.fromkeys(bad.tolist(), "a value cannot be computed")
@@ -259,9 +295,7 @@ class RowQuery:
             if not alone:
                 return self._halved(messages, columns)
             reasons[row] = alone[0]
-        answer = self._halved(messages.take(pa.array(kept)), columns)
-        more = {int(kept[row]): reason for row, reason in answer.bad.items()}
-        return Answer(answer.values, kept[answer.rows], reasons | more)
+        return _beside(reasons, messages, lambda kept: self._halved(kept, columns))
 
     def _failing_rows(self, messages: pa.RecordBatch) -> NDArray[np.int64]:
         """Return the rows for which an expression fails; none if it is not by an expression, but by
@@ -713,6 +747,31 @@ def _with_line(error: Exception, query: str) -> str:
     elif unknown and unknown[1] in query:
         shown.append(f"line {query[: query.index(unknown[1])].count(chr(10)) + 1}")
     return "; ".join(shown)[:_MOST_CHARACTERS]
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has_map(part.type) for part in kind)
+    return bool(pa.types.is_map(kind) or (pa.types.is_list(kind) and _has_map(kind.value_type)))
+
+
+def _most_entries(values: pa.Array) -> NDArray[np.int64]:
+    """Return how many entries the largest map in each row has, at any depth."""
+    most = np.zeros(len(values), np.int64)
+    if not _has_map(values.type):
+        return most
+    if pa.types.is_struct(values.type):
+        for part in values.flatten():
+            most = np.maximum(most, _most_entries(part))
+        return most
+    offsets, is_map = values.offsets.to_numpy(), pa.types.is_map(values.type)
+    if is_map:
+        most += np.diff(offsets)
+    inner = _most_entries(values.items if is_map else values.values)[: offsets[-1]]
+    filled = np.flatnonzero(np.diff(offsets))
+    if len(filled):
+        most[filled] = np.maximum(most[filled], np.maximum.reduceat(inner, offsets[filled]))
+    return most
 
 
 def table_type(kind: pa.DataType) -> pa.DataType | None:
