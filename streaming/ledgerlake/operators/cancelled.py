@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,8 @@ def cancelled_rows(messages: pa.RecordBatch, cancels: Cancels) -> NDArray[np.boo
         return is_cancelled
     keys = key_texts(messages)
     rows = np.flatnonzero(
-        _are_among(keys, cancels.keys) | _are_among(messages["ledger_id"], cancels.ledger_ids)
+        _are_among(keys, cancels.keys)
+        | _are_among(messages["ledger_id"].cast(pa.string()), cancels.ledger_ids)
     )
     taken = messages.take(pa.array(rows))
     columns = [
@@ -49,17 +50,14 @@ def cancelled_rows(messages: pa.RecordBatch, cancels: Cancels) -> NDArray[np.boo
     return is_cancelled
 
 
-def _are_among(values: pa.Array, known: frozenset[Any]) -> NDArray[np.bool_]:
-    """Return a mask of the values that are known. A row of messages may be a single one, and
-    cancels are many, so they are looked up by the values and never gone through.
+def _are_among(texts: pa.Array, known: frozenset[str]) -> NDArray[np.bool_]:
+    """Return a mask of the texts that are known. A row of messages may be a single one, and cancels
+    are many, so they are looked up by the texts and never gone through.
     """
     if not known:
-        return np.zeros(len(values), dtype=bool)
-    encoded = values.dictionary_encode()
-    # The number of a null is the last one.
-    is_known = np.array([*map(known.__contains__, encoded.dictionary.to_pylist()), False])
-    mask: NDArray[np.bool_] = is_known[encoded.indices.fill_null(-1).to_numpy()]
-    return mask
+        return np.zeros(len(texts), dtype=bool)
+    # Producers choose the keys, and Arrow's hash of texts has no secret.
+    return np.fromiter(map(known.__contains__, texts.to_pylist()), bool, len(texts))
 
 
 def is_entry_cancelled(entry: Entry | None, position: Position, cancels: Cancels) -> bool:

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledgerlake.client.topics import join_partition
+from ledgerlake.decode.codes import codes_of
 from ledgerlake.operators.results import TableResult
 from ledgerlake.operators.transforms import RowTransform, column_of, messages_schema
 from ledgerlake.options.table_options import tables_of_topic
@@ -249,10 +250,9 @@ class TableWriter:
             column = column_of(rows, name)
             assert column is not None
             columns.append(column)
-            codes = column.dictionary_encode(null_encoding="encode")
-            together = pa.array(numbers * len(codes.dictionary) + codes.indices.to_numpy())
-            # Codes rise with the first row of their value.
-            numbers = together.dictionary_encode().indices.to_numpy()
+            codes, firsts = codes_of(column)
+            # Numbers rise with the first row of their values.
+            numbers, _ = codes_of(pa.array(numbers * len(firsts) + codes))
         order = np.argsort(numbers, kind="stable")
         for of_key in np.split(order, np.cumsum(np.bincount(numbers))[:-1]):
             yield tuple(partition_text(column[of_key[0]].as_py()) for column in columns), of_key
@@ -540,12 +540,12 @@ class RowMaker:
         """
         if not self.table.schema:
             return np.ones(messages.num_rows, dtype=bool)
-        codes = messages["schema_version"].dictionary_encode(null_encoding="encode")
+        numbers, firsts = codes_of(messages["schema_version"])
         wanted = []
-        for version in codes.dictionary.to_pylist():
+        for version in messages["schema_version"].take(pa.array(firsts)).to_pylist():
             schema = self._of_version(version) if version else None
             wanted.append(self.table.takes_schema("" if schema is None else record_name(schema)))
-        result: NDArray[np.bool_] = np.array(wanted, dtype=bool)[codes.indices.to_numpy()]
+        result: NDArray[np.bool_] = np.array(wanted, dtype=bool)[numbers]
         return result
 
 

@@ -131,10 +131,11 @@ class Cancels:
         return {entry: _Reach(cancels) for entry, cancels in together.items()}
 
     @cached_property
-    def ledger_ids(self) -> frozenset[int]:
-        """Return the ledgers of the messages that are cancelled by id; computed once likewise."""
-        ledgers = {target.partition(":")[0] for by, target in self._by_target if by == "id"}
-        return frozenset(map(int, ledgers))
+    def ledger_ids(self) -> frozenset[str]:
+        """Return the ledgers of the messages that are cancelled by id; computed once likewise. They
+        are texts, since Python's hash of numbers has no secret.
+        """
+        return frozenset(target.partition(":")[0] for by, target in self._by_target if by == "id")
 
     def add(self, cancel: Cancel) -> None:
         target = cancel.by, cancel.target

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from deltalake import QueryBuilder
 
 from ledgerlake.client.topics import join_partition
+from ledgerlake.decode.codes import codes_of
 from ledgerlake.operators.table_writer import has_key
 from ledgerlake.table.latest_index import key_hashes
 from ledgerlake.table.open_table import not_readable
@@ -322,9 +323,8 @@ class CountingTables:
         """
         if not self._unsure:
             return np.zeros(messages.num_rows, dtype=bool)
-        codes = messages["schema_version"].dictionary_encode(null_encoding="encode")
-        versions = codes.dictionary.to_pylist()
-        numbers = codes.indices.to_numpy()
+        numbers, firsts = codes_of(messages["schema_version"])
+        versions = messages["schema_version"].take(pa.array(firsts)).to_pylist()
         is_unknown = [bool(name) and self._of_version(name) is None for name in versions]
         names_none = [not name and self._had_schemas for name in versions]
         has_value = ~messages["is_null"].to_numpy(zero_copy_only=False)

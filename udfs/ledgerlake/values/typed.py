@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ledgerlake.decode.codes import codes_of
 from ledgerlake.decode.columns import DecodedValues, Decoder, Encoded, halved
 from ledgerlake.decode.times import with_python_times
 from ledgerlake.decode.weights import cuts
@@ -102,13 +103,12 @@ def by_version(versions: pa.Array) -> Iterator[tuple[bytes | None, NDArray[np.in
     if len(versions) and _are_same(versions):
         yield versions[0].as_py(), np.arange(len(versions))
         return
-    codes = versions.dictionary_encode(null_encoding="encode")
-    numbers = codes.indices.to_numpy()
+    numbers, firsts = codes_of(versions)
     # Each message may name a version of its own, so the rows are not searched for each one.
     order = np.argsort(numbers, kind="stable")
-    ends = np.cumsum(np.bincount(numbers, minlength=len(codes.dictionary)))
-    for number, version in enumerate(codes.dictionary.to_pylist()):
-        yield version, order[ends[number - 1] if number else 0 : ends[number]]
+    ends = np.cumsum(np.bincount(numbers, minlength=len(firsts)))
+    for number, first in enumerate(firsts.tolist()):
+        yield versions[first].as_py(), order[ends[number - 1] if number else 0 : ends[number]]
 
 
 def _are_same(versions: pa.Array) -> bool:
