@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -23,9 +24,19 @@ from pathlib import Path
 _CLIENT = Path(__file__).with_name("fork_client.py")
 _SERVER = "ledgerlake.workers.fork_server"
 
-# Spark gives its workers the first, unless the user has it; with the second, NumPy has no threads
-# that a fork would lose.
-_ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "YES"}
+# With the first, NumPy has no threads that a fork would lose.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "YES"}
+
+HASH_SEED = "PYTHONHASHSEED"
+
+
+@cache
+def hash_seed() -> dict[str, str]:
+    """Return the variable with the secret of the hashes of texts, for all processes that Spark
+    starts; the user's, if there is one. Without it Spark sets 0, and whoever knows that can choose
+    texts for which a ``dict`` takes quadratic time.
+    """
+    return {HASH_SEED: os.environ.get(HASH_SEED, str(secrets.randbelow(2**32 - 1) + 1))}
 
 
 @cache
@@ -69,7 +80,7 @@ def _start(folder: Path) -> None:
             start_new_session=True,
             # Python looks for modules in the folder where it starts.
             cwd=folder,
-            env=_ENVIRONMENT | os.environ | _absolute_python_path(),
+            env=_ENVIRONMENT | hash_seed() | os.environ | _absolute_python_path(),
         )
     # It also keeps the pipe open until this process ends.
     atexit.register(_remove_after, server, folder)

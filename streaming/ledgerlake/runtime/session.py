@@ -21,7 +21,7 @@ from ledgerlake.runtime.class_archive import archive_path, archive_settings
 from ledgerlake.runtime.java import cache_folder, fetch_jars, find_java
 from ledgerlake.runtime.java_errors import root_cause
 from ledgerlake.runtime.jvm_output import remove_with_jvm, start_jvm
-from ledgerlake.runtime.local_python import local_python
+from ledgerlake.runtime.local_python import hash_seed, local_python
 from ledgerlake.runtime.private_files import (
     check_trusted_folder,
     make_trusted_folder,
@@ -229,7 +229,7 @@ def _submitted_session(name: str, settings: dict[str, str]) -> SparkSession:
     for folder in private.values():
         remove_with_jvm(SparkContext._jvm, folder)
     # This process makes a socket too.
-    with only_owner_reads():
+    with only_owner_reads(), _variables(hash_seed()):
         return builder.getOrCreate()
 
 
@@ -252,6 +252,12 @@ def python_of(master: str, settings: dict[str, str]) -> Iterator[None]:
         os.environ["PATH"] = os.pathsep.join(
             (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
         )
+    with _variables(names | hash_seed()):
+        yield
+
+
+@contextlib.contextmanager
+def _variables(names: dict[str, str]) -> Iterator[None]:
     before = {name: os.environ[name] for name in names if name in os.environ}
     os.environ.update(names)
     try:
