@@ -19,7 +19,9 @@ from pulsar import schema as ps
 from ledgerlake.api import parse_config
 from ledgerlake.errors import CheckpointError, SetupError, TableError
 from ledgerlake.pipeline.upkeep import keep_up
+from ledgerlake.stored.places import Place
 from ledgerlake.table import compaction, file_groups
+from ledgerlake.table.vacuum import vacuum
 from ledgerlake.verify.verify import verify
 from tests.live.pipelines import rejects_rows, run_once, running
 from tests.live.test_schemas import send
@@ -502,6 +504,47 @@ def test_tables_that_change_before_a_batch_is_run_again_are_refused(
         run_once(spark, changed_tables)
     run_once(spark, data)
     assert [row["value"] for row in rows_of(tmp_path, "b")] == [b"1"]
+
+
+def test_tables_whose_log_has_checkpoints_of_version_2_by_spark_go_on(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic, names = runtime.topic(), ("latest", "clustered", "records", "rejects")
+    tables: list[dict[str, Any]] = [
+        {"path": "latest", "mode": "latest"},
+        {"path": "clustered", "cluster_by": ["key"]},
+        {"path": "records", "shape": "record"},
+    ]
+    data = config(runtime, tmp_path, [topic], tables)
+    publish(runtime, topic, [b"1", b"2"], partition_key="a")
+    publish(runtime, topic, [b"3"], partition_key="b")
+    run_once(spark, data)
+    for name in names:
+        spark.sql(
+            f"alter table delta.`{tmp_path / name}` set tblproperties "
+            "('delta.checkpointPolicy' = 'v2', 'delta.checkpointInterval' = '1')"
+        )
+        spark.sql(f"alter table delta.`{tmp_path / name}` set tblproperties ('its' = 'own')")
+        log = tmp_path / name / "_delta_log"
+        last = max(file.name for file in log.glob("*.checkpoint.*-*"))
+        for file in (*log.glob("*.json"), *log.glob("*.checkpoint.parquet")):
+            if file.name < last[:20] or file.name == f"{last[:20]}.checkpoint.parquet":
+                file.unlink()
+    publish(runtime, topic, [b"4"], partition_key="a")
+    done = run_once(spark, data)
+    assert verify(done).clean
+    for name, values in {
+        "latest": [b"3", b"4"],
+        "clustered": [b"1", b"2", b"3", b"4"],
+        "records": [b"1", b"2", b"3", b"4"],
+    }.items():
+        rows = spark.read.format("delta").load(str(tmp_path / name)).select("value").collect()
+        assert sorted(bytes(row.value) for row in rows) == values
+    keep_up(done)
+    for name in names:
+        assert (
+            vacuum(Place(str(tmp_path / name)), 1, overrules_table=True, dry_run=True).files == []
+        )
 
 
 assert "tests.live.test_many_tables" in sys.modules

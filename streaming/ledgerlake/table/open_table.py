@@ -134,7 +134,15 @@ def read_commit(path: Place, version: int) -> list[dict[str, dict[str, Any]]]:
         FileNotFoundError: there is no such commit, or it was removed.
         OSError, ValueError: it cannot be read.
     """
-    file = commit_file(path, version)
+    return read_actions(commit_file(path, version))
+
+
+def read_actions(file: Place) -> list[dict[str, dict[str, Any]]]:
+    """Return the actions in a file of a log, one on each line.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
     with file.filesystem().open_input_stream(file.root) as stream:
         return [json.loads(line) for line in bytes(stream.read()).splitlines()]
 
