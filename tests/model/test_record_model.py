@@ -30,6 +30,7 @@ from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.layout import record_of
 from ledgerlake.table.open_table import open_delta
+from ledgerlake.values.record_rows import RECORD_COLUMN
 from ledgerlake.wire.value_schema import ValueSchema
 from tests.pipeline_tables import messages_table, opened_tables
 
@@ -373,7 +374,7 @@ def test_rows_of_many_columns_are_converted_in_parts(
     )
     parts = [made.rows for made in rows.of(batch)]
     assert [part.num_rows for part in parts] == [2, 2, 2, 1]
-    assert [row["a"] for part in parts for row in part["record"].to_pylist()] == list(range(7))
+    assert [row["a"] for part in parts for row in part[RECORD_COLUMN].to_pylist()] == list(range(7))
 
 
 def test_a_version_that_the_registry_lacks_for_a_while_is_asked_for_once_in_each_micro_batch(

@@ -24,10 +24,15 @@ from ledgerlake.operators import table_writer
 from ledgerlake.operators.results import BatchSettings, TableBatch, TopicSchemas
 from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.operators.transforms import RowTransform, united_columns
+from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.options.table_options import TableOptions, tables_of_topic
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.pipeline.tables import MessagesTable
 from ledgerlake.stored.places import Place
+from ledgerlake.table.batch_commit import BatchCommit
+from ledgerlake.table.compaction import Compaction
 from ledgerlake.values.record_columns import record_of
+from ledgerlake.verify.table_rows import TableRows
 from ledgerlake.wire.value_schema import NO_SCHEMA, ValueSchema
 from tests.model.test_record_model import schema_of, version_of
 
@@ -592,9 +597,34 @@ def test_a_computed_column_does_not_take_the_name_of_another(tmp_path: Path) -> 
     for options in (
         table(tmp_path, "t", partition_by=("upper(key) as key",)),
         table(tmp_path, "t", shape="record", partition_by=("upper(name) as id",)),
+        table(tmp_path, "t", shape="record", partition_by=("upper(name) as Pulsar",)),
     ):
-        with pytest.raises(SetupError, match=r"two fields '(key|id)' that differ in case at most"):
+        with pytest.raises(
+            SetupError, match=r"two fields '(key|id|pulsar)' that differ in case at"
+        ):
             RowTransform(options).columns(RECORD if options.has_record_shape else pa.struct([]))
+
+
+@pytest.mark.parametrize(
+    "name", ["record", "Record", "pulsar", "PULSAR", "value_record", "messages"]
+)
+def test_a_partition_column_may_have_any_name_that_is_free(tmp_path: Path, name: str) -> None:
+    options = table(tmp_path, "t", partition_by=(f"split_part(topic, '/', 5) as {name}",))
+    opened = MessagesTable(options, "auto", Place(str(tmp_path / "staging")))
+    opened.table.check(None)
+    opened.table.create()
+    for number in range(9):
+        tables = Tables(tmp_path, options, known={"t": opened.settings()})
+        rows = ({"value": b"v", "entry_id": 2 * number + position} for position in range(2))
+        assert tables.write(messages(*rows)) == []
+        files = [file for writer in tables.writers.with_rows for file in writer.finish(None).files]
+        batch = BatchCommit("stream", "query", number, number)
+        assert not opened.table.contains(batch)
+        opened.table.commit(batch, files, {})
+    compaction = Compaction(options.place, schema.MESSAGES)
+    assert (compaction.run(), compaction.obstacles) == (9, [])
+    read = TableRows(options.place, SparkConfig()).batches()
+    assert sorted(n for _, rows in read for n in rows["entry_id"].to_pylist()) == list(range(18))
 
 
 def test_another_query_may_not_change_the_type_of_a_column_so_that_values_are_lost() -> None:

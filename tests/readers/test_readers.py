@@ -20,6 +20,7 @@ from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from ledgerlake.table.record_table import RecordTable
+from ledgerlake.values.record_rows import RECORD_COLUMN
 from tests.pipeline_tables import opened_tables
 from tests.readers.judge import compare, differences
 from tests.readers.lake import write
@@ -128,7 +129,9 @@ def test_a_nested_record_grows_unless_it_is_in_a_map_which_a_reader_could_not_re
         record = {nesting: nested_value(nesting, {"x": number}) for nesting in NESTINGS}
         row = {"topic": "t", "ledger_id": 1, "entry_id": number, "batch_index": -1}
         writer = BufferedWriter(data_folder(table.path, table.schema, f"part-{number:08}-00000"))
-        writer.write(pa.Table.from_pylist([row | {NUMBER: number, "record": record}], table.schema))
+        writer.write(
+            pa.Table.from_pylist([row | {NUMBER: number, RECORD_COLUMN: record}], table.schema)
+        )
         batch = BatchCommit("stream", "query", number, number)
         assert not table.contains(batch)
         table.commit(batch, writer.finish(), {})

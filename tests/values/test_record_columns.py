@@ -23,7 +23,7 @@ from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.values import record_rows as record_rows_module
 from ledgerlake.values.record_columns import as_records, record_of, united
-from ledgerlake.values.record_rows import record_rows
+from ledgerlake.values.record_rows import RECORD_COLUMN, record_rows
 from ledgerlake.values.schemas import decoder
 from ledgerlake.wire.entry import parse_entry
 from ledgerlake.wire.value_schema import NO_SCHEMA, ValueSchema
@@ -238,7 +238,7 @@ def test_a_record_without_fields_is_left_out_at_every_depth() -> None:
         NO_SCHEMA,
         record_of(schema_of),
     )
-    assert (rows["record"].to_pylist(), misfits) == ([{"id": 1}], [])
+    assert (rows[RECORD_COLUMN].to_pylist(), misfits) == ([{"id": 1}], [])
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_what_has_no_column_may_be_anything_in_json(place: str, value: str) -> N
     payloads = [f'{{"id": 1, "created": {written}}}'.encode() for written in (place % value, value)]
     batch = messages(*((b"1", payload) for payload in payloads))
     rows, misfits = record_rows(batch, lambda _: schema_of, NO_SCHEMA, record_of(schema_of))
-    assert (rows["record"].to_pylist(), misfits) == ([{"id": 1}, {"id": 1}], [])
+    assert (rows[RECORD_COLUMN].to_pylist(), misfits) == ([{"id": 1}, {"id": 1}], [])
 
 
 def test_a_union_keeps_known_types_and_adds_what_is_new_at_every_depth() -> None:
@@ -443,7 +443,7 @@ def test_versions_that_alternate_fill_their_own_fields() -> None:
     )
     rows, misfits = record_rows(batch, versions.get, versions[b"2"], record)
     assert misfits == []
-    assert rows["record"].to_pylist() == [
+    assert rows[RECORD_COLUMN].to_pylist() == [
         {"id": 1, "a": "x", "b": None},
         {"id": 2, "a": None, "b": 0.5},
         {"id": 3, "a": "y", "b": None},

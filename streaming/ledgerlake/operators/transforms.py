@@ -24,7 +24,7 @@ from ledgerlake.decode.times import without_python_time
 from ledgerlake.errors import SetupError
 from ledgerlake.operators.row_functions import row_function
 from ledgerlake.reasons import TRANSFORM_FAILED
-from ledgerlake.table.layout import record_of, to_file
+from ledgerlake.table.layout import file_schema, record_of, to_file
 from ledgerlake.table.ordered_files import bounded_paths
 from ledgerlake.values.column_names import folded
 from ledgerlake.values.record_columns import PULSAR_COLUMN, as_records, check_columns, united
@@ -107,7 +107,7 @@ class RowTransform:
             check_columns(columns, f"{self._table.section} sql or function", "")
         if self._computed is not None:
             columns = pa.struct([*columns, *self._computed.columns(self._seen(columns))])
-        known = columns if self._table.has_record_shape else messages_schema(columns)
+        known = file_schema(self._rows(columns))
         check_columns(pa.struct(list(known)), f"{self._table.section} partition_by", "")
         self._check_partitions({field.name: field.type for field in known})
         self._check_clusters(columns)
@@ -227,8 +227,12 @@ class RowTransform:
         parts = dict(zip(record.names, rows[RECORD_COLUMN].flatten(), strict=True))
         return _with_record(rows, parts, self._made(record))
 
+    def _rows(self, columns: pa.StructType) -> pa.Schema:
+        """Return the columns of the rows of a table with these columns."""
+        return rows_schema(columns) if self._table.has_record_shape else messages_schema(columns)
+
     def _no_rows(self, columns: pa.StructType) -> pa.RecordBatch:
-        rows = rows_schema(columns) if self._table.has_record_shape else messages_schema(columns)
+        rows = self._rows(columns)
         return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in rows], schema=rows)
 
     def _seen(self, columns: pa.StructType) -> pa.Schema:
@@ -273,9 +277,7 @@ class RowTransform:
         Raises:
             SetupError: it cannot.
         """
-        known = bounded_paths(
-            rows_schema(columns) if self._table.has_record_shape else messages_schema(columns)
-        )
+        known = bounded_paths(self._rows(columns))
         unknown = [name for name in self._table.cluster_by if name not in known]
         if unknown:
             raise SetupError(

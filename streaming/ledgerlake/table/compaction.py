@@ -38,7 +38,13 @@ from ledgerlake.table import file_groups
 from ledgerlake.table.clusters import part_numbers, parts_of, split_of
 from ledgerlake.table.features import CLUSTERED, PARTITIONED, column_differences, special_features
 from ledgerlake.table.file_groups import TableFile, groups_to_merge
-from ledgerlake.table.layout import file_schema, partition_text, rows_of_table, to_file
+from ledgerlake.table.layout import (
+    file_schema,
+    partition_text,
+    path_in_file,
+    rows_of_table,
+    to_file,
+)
 from ledgerlake.table.log_commit import ENGINE, write_checkpoint
 from ledgerlake.table.log_state import clustering_columns
 from ledgerlake.table.open_table import TableSize, no_table, open_delta, read_commit
@@ -58,7 +64,6 @@ from ledgerlake.table.ordered_files import (
 from ledgerlake.table.properties import checkpoint_interval
 from ledgerlake.table.replacement import replace_files
 from ledgerlake.table.vacuum import is_own_file
-from ledgerlake.values.record_columns import PULSAR_COLUMN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -73,10 +78,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FILE_COLUMNS = ("path", "size_bytes", "num_records", "modification_time")
-_BOUND_COLUMNS = ("min.topic", "max.topic", "min.partition", "max.partition")
-_BOUND_COLUMNS_OF_RECORDS = tuple(
-    name.replace(".", f".{PULSAR_COLUMN}.") for name in _BOUND_COLUMNS
-)
 
 # What the rows of small files may take in memory, and the row groups of larger ones together.
 # Parquet's own sizes leave out what a dictionary saves, which is some hundred bytes a row.
@@ -216,7 +217,7 @@ class Compaction:
             self.obstacles.append("other columns")
         if time.time() * 1000 - self._rival_ms < _RIVAL_MS:
             self.obstacles.append(f"another writer that merges its files ({self._rival})")
-        files = list(_files_of(table, self._unfit))
+        files = list(_files_of(table, rows, self._unfit))
         self.size = TableSize(len(files), sum(file.size_bytes for file in files))
         self._unfit &= {file.name for file in files}
         if newest_ms is None:
@@ -325,22 +326,25 @@ def _by_partition(files: Iterable[TableFile]) -> list[list[TableFile]]:
     return list(partitions.values())
 
 
-def _files_of(table: DeltaTable, unfit: Collection[str]) -> Iterator[TableFile]:
+def _files_of(table: DeltaTable, rows: pa.Schema, unfit: Collection[str]) -> Iterator[TableFile]:
     deletion_vectors = pa.table(table.deletion_vectors())["filepath"].to_pylist()
     fixed = {path.rpartition("/")[2] for path in deletion_vectors}.union(unfit)
     actions = pa.table(table.get_add_actions(flatten=True))
-    has_record_shape = PULSAR_COLUMN in table.schema().to_arrow().names
-    bound_columns = _BOUND_COLUMNS_OF_RECORDS if has_record_shape else _BOUND_COLUMNS
+    bound_columns = [
+        f"{bound}.{path_in_file(rows, name)}"
+        for name in ("topic", "partition")
+        for bound in ("min", "max")
+    ]
     partition_columns = table.metadata().partition_columns
     wanted = (*_FILE_COLUMNS, *bound_columns, *(f"partition.{name}" for name in partition_columns))
     columns = [name for name in wanted if name in actions.column_names]
     for action in actions.select(columns).to_pylist():
-        name, rows = action["path"], action["num_records"]
-        is_fixed = name in fixed or rows is None or name.startswith(CLUSTERED_PREFIX)
+        name, count = action["path"], action["num_records"]
+        is_fixed = name in fixed or count is None or name.startswith(CLUSTERED_PREFIX)
         yield TableFile(
             name,
             action["size_bytes"],
-            rows or 0,
+            count or 0,
             action["modification_time"],
             _bounds_of([action.get(column) for column in bound_columns]),
             is_fixed,

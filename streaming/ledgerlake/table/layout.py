@@ -4,9 +4,10 @@
     records             each field of the record is a column; everything else is in one struct
                         column ``pulsar``
 
-Rows of records have a column ``record`` (see ``values.record_rows``); so the columns of the rows
-say how they stand in the files. A file may lack columns that the table got later; they are read as
-null.
+Rows of records have the column ``RECORD_COLUMN``, whose name no column of a table can have; so the
+columns of the rows say how they stand in the files. A table says it by the type of ``pulsar``: a
+table of messages has a column of that name only if it is partitioned by it, and no partition column
+is a struct. A file may lack columns that the table got later; they are read as null.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ def file_schema(rows: pa.Schema) -> pa.Schema:
     """Return the columns of the files for rows; the table has the same columns."""
     record = record_of(rows)
     return rows if record is None else pa.schema([*record, _PULSAR])
+
+
+def has_record_shape(table: pa.Schema) -> bool:
+    """Return whether a table is one of records, by its columns."""
+    number = table.get_field_index(PULSAR_COLUMN)
+    return number >= 0 and bool(table.field(number).type.equals(_PULSAR.type))
 
 
 def rows_of_table(table: pa.Schema) -> pa.Schema:

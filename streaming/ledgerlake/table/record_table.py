@@ -24,7 +24,7 @@ import pyarrow as pa
 from ledgerlake.errors import TableError, refuse_newer
 from ledgerlake.table.creation import readable_schema
 from ledgerlake.table.features import CLUSTERED
-from ledgerlake.table.layout import file_schema, record_of, rows_of_table
+from ledgerlake.table.layout import file_schema, has_record_shape, record_of, rows_of_table
 from ledgerlake.table.metadata_commits import MetadataCommits
 from ledgerlake.values.record_columns import PULSAR_COLUMN, united
 from ledgerlake.values.record_rows import rows_schema
@@ -120,7 +120,7 @@ class RecordTable(MetadataCommits):
         columns, own = pa.schema(existing.schema()), file_schema(self.schema)
         # Arrow makes the list of names anew each time that it is asked.
         types = {field.name: field.type for field in columns}
-        if types.get(PULSAR_COLUMN) != own.field(PULSAR_COLUMN).type:
+        if not has_record_shape(columns):
             raise TableError(
                 f"the table at {self.path} has no column {PULSAR_COLUMN} for the metadata of "
                 "Pulsar, so it is no table of records; use another path, or set [delta] shape = "

@@ -21,6 +21,7 @@ from ledgerlake.stored.places import Place
 from ledgerlake.table.compaction import CLUSTERED_PREFIX
 from ledgerlake.table.deletion_vectors import live_part, live_rows
 from ledgerlake.table.features import PARTITIONED, special_features
+from ledgerlake.table.layout import has_record_shape
 from ledgerlake.table.open_table import no_table, not_readable, open_delta
 from ledgerlake.table.ordered_files import open_file, sort_keys
 from ledgerlake.table.vacuum import is_own_file
@@ -88,6 +89,9 @@ class TableRows:
                 for partition, path in zip(partitions, paths, strict=True)
             ]
             self._live = live_rows(table)
+            self._inside = (
+                f"{PULSAR_COLUMN}." if has_record_shape(pa.schema(table.schema())) else ""
+            )
             self._version = table.version()
             self._partitioned_by = [f"`{name}`" for name in table.metadata().partition_columns]
             features = special_features(table)
@@ -127,8 +131,8 @@ class TableRows:
         try:
             with open_file(self._path.filesystem(), (self._path / name).root) as file:
                 present = set(file.schema_arrow.names)
-                if PULSAR_COLUMN in present:
-                    columns = [f"{PULSAR_COLUMN}.{name}" for name in self._columns]
+                if self._inside:
+                    columns = [f"{self._inside}{name}" for name in self._columns]
                 else:
                     columns = [name for name in self._columns if name in present]
                 for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
@@ -136,7 +140,7 @@ class TableRows:
                     if live is not None:
                         rows = rows.filter(pa.array(live_part(live, first, batch.num_rows)))
                     first += batch.num_rows
-                    if PULSAR_COLUMN in present:
+                    if self._inside:
                         rows = pa.Table.from_struct_array(rows[PULSAR_COLUMN])
                     # Other writers have other types of Arrow for the same columns of Delta.
                     yield rows.cast(pa.schema([_TYPES.field(name) for name in rows.column_names]))
@@ -155,8 +159,7 @@ class TableRows:
             .option("versionAsOf", self._version)
             .load(self._path.hadoop_uri)
         )
-        inside = f"{PULSAR_COLUMN}." if PULSAR_COLUMN in rows.columns else ""
-        columns = rows.select(f"{PULSAR_COLUMN}.*").columns if inside else rows.columns
+        columns = rows.select(f"{PULSAR_COLUMN}.*").columns if self._inside else rows.columns
         names = [name for name in self._columns if name in columns]
         # A large file is read in splits; within a split, rows are numbered in their order.
         place = [
@@ -168,7 +171,7 @@ class TableRows:
             f"to_json(struct({', '.join(self._partitioned_by)}))" if self._partitioned_by else "''"
         )
         selected = rows.selectExpr(
-            *(f"{inside}{name}" for name in names), *place, f"{partition} as of_partition"
+            *(f"{self._inside}{name}" for name in names), *place, f"{partition} as of_partition"
         )
         in_order = selected.sort("file_path", "file_block_start", "row")
         for (packed_rows,) in in_order.mapInArrow(_as_streams, "rows binary").toLocalIterator():

@@ -1,7 +1,7 @@
 """Messages as rows of a table of records (see ``record_columns``).
 
-The rows have the columns of ``schema.MESSAGES`` without ``value``, and one struct column
-``record``, which becomes the table's own columns when the rows are written (see ``table.layout``).
+The rows have the columns of ``schema.MESSAGES`` without ``value``, and one struct column for the
+record, which becomes the table's own columns when the rows are written (see ``table.layout``).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from ledgerlake.values.typed import SchemaOfVersion
     from ledgerlake.wire.value_schema import ValueSchema
 
-RECORD_COLUMN = "record"
-
+# Delta takes no such name, so no other column of rows has it: users name partition columns.
+RECORD_COLUMN = "(record)"
 
 # What stands beside the record in a row.
 PULSAR_FIELDS = [field for field in schema.MESSAGES if field.name != "value"]
