@@ -369,6 +369,19 @@ def test_a_number_that_is_none_fits_floating_columns_only() -> None:
     assert math.isnan(fitted[0])
     assert misfits == {}
     assert fit([math.nan], pa.float64(), pa.int32())[1] == {0: "x nan is no int32"}
+    # x86 and ARM cast numbers out of bounds to different ones.
+    for kind, bits, target, has_all in (
+        (pa.float64(), 63, pa.int64(), False),
+        (pa.float32(), 63, pa.int64(), False),
+        (pa.float64(), 31, pa.int32(), True),
+        (pa.float32(), 31, pa.int32(), False),
+        (pa.float32(), 7, pa.int8(), True),
+    ):
+        end = 2.0**bits
+        fitted, bad = fit([-end, end, -2 * end, math.inf, -math.inf, math.nan, None], kind, target)
+        assert (fitted, list(bad)) == ([int(-end), *[None] * 6], [1, 2, 3, 4, 5])
+        fitted, bad = fit([int(end) - 1, int(-end)], target, kind)
+        assert (fitted[1], list(bad)) == (-end, [] if has_all else [0])
 
 
 def test_parts_of_lists_and_maps_that_do_not_fit_make_their_row_a_misfit() -> None:

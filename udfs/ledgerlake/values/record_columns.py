@@ -282,16 +282,30 @@ def _fit_numbers(
 ) -> tuple[pa.Array, dict[int, str]]:
     if pa.types.is_decimal(values.type) or pa.types.is_decimal(target):
         return _fit_decimals(values, target, path)
-    fitted = values.cast(target, safe=False)
-    back = fitted.cast(values.type, safe=False)
-    is_same = pc.equal(back, values)
+    fitted = _cast(values, target)
+    back = _cast(fitted, values.type)
+    is_same = pc.fill_null(pc.equal(back, values), pc.is_null(values))
     if pa.types.is_floating(values.type) and pa.types.is_floating(target):
         is_same = pc.or_(is_same, pc.and_(pc.is_nan(back), pc.is_nan(values)))
-    wrong = np.flatnonzero(~pc.fill_null(is_same, True).to_numpy(False)).tolist()
+    wrong = np.flatnonzero(~is_same.to_numpy(False)).tolist()
     if not wrong:
         return fitted, {}
     bad = {row: f"{_inside(path)} {values[row].as_py()} is no {target}" for row in wrong}
     return without(fitted, bad), bad
+
+
+def _cast(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """Return numbers as another type. A floating number beyond all whole numbers of the type is
+    null: processors differ in what they make of it.
+    """
+    if pa.types.is_floating(values.type) and pa.types.is_integer(target):
+        end = 2.0 ** (target.bit_width - 1)
+        fits = pc.and_(
+            pc.greater_equal(values, pa.scalar(-end, values.type)),
+            pc.less(values, pa.scalar(end, values.type)),
+        )
+        values = pc.if_else(fits, values, pa.scalar(None, values.type))
+    return values.cast(target, safe=False)
 
 
 def _fit_decimals(
