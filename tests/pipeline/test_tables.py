@@ -680,3 +680,31 @@ def test_tables_that_come_or_go_are_a_change(tmp_path: Path) -> None:
     assert changed(one, settings("b")) == ["[[tables]]"]
     assert changed(one, settings("a", path="")) == ["[[tables]]"]
     assert changed(settings("a", path=""), one) == ["[[tables]]"]
+
+
+DELETED: dict[str, str] = {}
+
+
+def test_a_version_that_comes_and_is_deleted_between_two_micro_batches_gets_its_columns(
+    tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Registry.answer
+
+    def with_deletions(self: Registry, topic: str, version: bytes | None) -> Any:
+        found = answer(self, topic, version)
+        if found is None or self.versions[topic][int.from_bytes(found[0], "big")] == DELETED:
+            return None
+        return found
+
+    monkeypatch.setattr(Registry, "answer", with_deletions)
+    registry.versions[TOPICS[0]] = [{"a": "int"}, DELETED]
+    tables = started(tmp_path, registry, [{"path": "t", "shape": "record"}])
+    learn(tables)
+    for name in ("b", "c"):
+        registry.versions[TOPICS[0]] += [{name: "int"}, DELETED]
+        learn(tables)
+    assert {"a", "b", "c"} <= columns(tmp_path, "t").keys()
+    registry.versions[TOPICS[0]] += [{"d": "int"}, DELETED]
+    again = started(tmp_path, registry, [{"path": "t", "shape": "record"}])
+    learn(again)
+    assert "d" in columns(tmp_path, "t")

@@ -46,7 +46,8 @@ class RecordSchemas:
         self._cluster = cluster
         self._tables = tables
         self._newest: dict[str, tuple[bytes, ValueSchema]] = {}
-        self._without_newest: set[str] = set()
+        # The first version that is not known yet of topics whose newest one is a deletion.
+        self._next_version: dict[str, int] = {}
         self._is_started = False
 
     def learn(self, topics: Iterable[str], with_messages: Collection[str] = ()) -> TopicSchemas:
@@ -90,15 +91,19 @@ class RecordSchemas:
 
     def _learn_without_newest(self, topic: str, has_messages: bool) -> None:
         """Learn of a topic that has no schema, or whose newest version is a deletion: its messages
-        may name earlier ones.
+        may name earlier ones. A deletion has a version, and a schema may come after it.
         """
-        if topic not in self._without_newest:
-            self._without_newest.add(topic)
-            for number in range(_MOST_VERSIONS):
-                (answer,) = self._ask([(topic, _version(number))])
-                if answer is None:
+        if has_messages or topic not in self._next_version:
+            number = self._next_version.setdefault(topic, 0)
+            while number < _MOST_VERSIONS:
+                answers = self._ask([(topic, _version(number + ahead)) for ahead in range(2)])
+                if answers == [None, None]:
                     break
-                self._add(topic, answer[1])
+                for ahead, answer in enumerate(answers):
+                    if answer is not None:
+                        self._add(topic, answer[1])
+                        self._next_version[topic] = number + ahead + 1
+                number = self._next_version[topic]
         if has_messages:
             self._add(topic, NO_SCHEMA)
 
