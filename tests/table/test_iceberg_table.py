@@ -481,3 +481,27 @@ def test_a_catalog_that_never_answers_does_not_keep_a_process_from_ending(
     tables.close()
     assert "does not answer" in caplog.text
     answer.set()
+
+
+def test_a_column_that_comes_again_with_another_type_is_refused_with_a_way_out(
+    tmp_path: Path,
+) -> None:
+    place = Place(str(tmp_path / "messages"))
+    write_deltalake(place.uri, pa.table({"id": [1]}))
+    version = DeltaTable(place.uri).version()
+    write_deltalake(
+        place.uri, pa.table({"id": [2], "new": [7]}), mode="append", schema_mode="merge"
+    )
+    first = follower(tmp_path)
+    assert first.follow() is not None
+    DeltaTable(place.uri).restore(version)
+    write_deltalake(
+        place.uri, pa.table({"id": [3], "new": ["x"]}), mode="append", schema_mode="merge"
+    )
+    for again in (first, follower(tmp_path)):
+        with pytest.raises(TableError, match="drop it, and it is made again") as error:
+            again.follow()
+        assert "new" in error.value.message
+    load_catalog("default", **settings(tmp_path)).drop_table(NAME)
+    assert follower(tmp_path).follow() is not None
+    assert sorted(read(tmp_path)["id"].to_pylist()) == [1, 3]

@@ -259,7 +259,7 @@ class IcebergTable:
         removed = [present[uri] for uri in present.keys() - wanted.keys()]
         new = [wanted[uri] for uri in sorted(wanted.keys() - present.keys())]
         with table.transaction() as transaction:
-            _add_columns(transaction, delta)
+            self._add_columns(transaction, delta)
             update = transaction.update_snapshot(summary)
             with update.overwrite() if removed else update.merge_append() as snapshot:
                 for file in removed:
@@ -269,6 +269,28 @@ class IcebergTable:
                 ):
                     snapshot.append_data_file(added)
         self._remove_old(table)
+
+    def _add_columns(self, transaction: Transaction, delta: DeltaTable) -> None:
+        """Add the columns that the Iceberg table lacks, and their names in files.
+
+        Raises:
+            TableError: the Delta table has a column with another type by now, as after a
+                ``RESTORE``.
+        """
+        from pyiceberg.exceptions import ValidationError
+
+        try:
+            with transaction.update_schema() as update:
+                update.union_by_name(_columns(delta))
+        except (ValidationError, ValueError) as error:
+            raise TableError(
+                f"the Iceberg table {self.name} cannot follow the table at {self.place}, because "
+                f"that has other columns by now ({self.place.reason(error)}); "
+                "drop it, and it is made again, or name another one"
+            ) from None
+        mapping = transaction.table_metadata.schema().name_mapping.model_dump_json()
+        if transaction.table_metadata.properties.get(_NAME_MAPPING) != mapping:
+            transaction.set_properties({_NAME_MAPPING: mapping})
 
     def _described(
         self, transaction: Transaction, names: list[str], partition_columns: set[str]
@@ -410,15 +432,6 @@ def _version_of(snapshot: Snapshot | None) -> int | None:
 
 def _columns(delta: DeltaTable) -> pa.Schema:
     return pa.schema(delta.schema())
-
-
-def _add_columns(transaction: Transaction, delta: DeltaTable) -> None:
-    """Add the columns that the Iceberg table lacks, and their names in files."""
-    with transaction.update_schema() as update:
-        update.union_by_name(_columns(delta))
-    mapping = transaction.table_metadata.schema().name_mapping.model_dump_json()
-    if transaction.table_metadata.properties.get(_NAME_MAPPING) != mapping:
-        transaction.set_properties({_NAME_MAPPING: mapping})
 
 
 def _files(table: Table, snapshots: Iterable[Snapshot]) -> Iterator[DataFile]:
