@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from deltalake import DeltaTable, Field
+from deltalake import DeltaTable, Field, QueryBuilder
 
 from ledgerlake.decode import schema
 from ledgerlake.errors import TableError
@@ -20,6 +20,7 @@ from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.clustered_table import ClusteredTable
 from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.delta_table import Table
+from ledgerlake.table.latest_table import LatestRecordTable
 from ledgerlake.table.open_table import read_commit
 from ledgerlake.table.ordered_files import STATISTICS_PROPERTY, OrderedWriter, data_folder
 from ledgerlake.table.record_table import RecordTable
@@ -49,7 +50,7 @@ def created(place: Place, record: pa.StructType = ID) -> RecordTable:
 
 
 def write(table: RecordTable, number: int) -> list[DataFile]:
-    messages = rows([number])
+    messages = rows([number], number, key=f"k{number}", is_null=False)
     record = pa.array([{"id": number}], table.record)
     columns = [*(messages[field.name] for field in PULSAR_FIELDS), record]
     writer = OrderedWriter(data_folder(table.path, table.schema, f"part-{number:08}-00000"), None)
@@ -397,3 +398,42 @@ def test_filters_find_all_rows_of_a_table_that_names_other_columns_with_statisti
     read = DeltaTable(place.uri).to_pyarrow_dataset()
     for condition in (pc.field("message_id") == "1:0", pc.field("late") == pa.scalar(False)):
         assert read.to_table(filter=condition).num_rows == 24
+
+
+@pytest.mark.parametrize("kind", [RecordTable, LatestRecordTable])
+def test_columns_that_a_restore_takes_away_are_added_again_by_the_next_micro_batch(
+    place: Place, kind: type[RecordTable]
+) -> None:
+    table = kind(place)
+    table.add_columns(pa.struct([("id", pa.int64()), ("in", pa.struct([("a", pa.int32())]))]))
+    table.create()
+    commit(table, 0, write(table, 0))
+    version = DeltaTable(place.uri).version()
+    more = pa.struct([("a", pa.int32()), ("b", pa.string())])
+    table.add_columns(pa.struct([("in", more), ("new", pa.string())]))
+    commit(table, 1, write(table, 1))
+    DeltaTable(place.uri).restore(version, protocol_downgrade_allowed=True)
+    assert "new" not in pa.schema(DeltaTable(place.uri).schema()).names
+    commit(table, 2, write(table, 2))
+    columns = pa.schema(DeltaTable(place.uri).schema())
+    assert columns.field("new").type == pa.string()
+    assert columns.field("in").type.names == ["a", "b"]
+    restored = kind(place)
+    assert restored.check(None)
+    commit(restored, 3, write(restored, 3))
+    query = QueryBuilder().register("t", DeltaTable(place.uri))
+    assert sorted(pa.table(query.execute("select id from t"))["id"].to_pylist()) == [0, 2, 3]
+
+
+def test_a_column_that_a_restore_takes_away_and_another_writer_adds_otherwise_ends_the_run(
+    place: Place,
+) -> None:
+    table = created(place)
+    version = DeltaTable(place.uri).version()
+    table.add_columns(pa.struct([("new", pa.string())]))
+    DeltaTable(place.uri).restore(version)
+    DeltaTable(place.uri).alter.add_columns([Field("new", "integer")])
+    with pytest.raises(TableError, match="changed the columns new of the table"):
+        commit(table, 0, write(table, 0))
+    with pytest.raises(TableError, match="changed the columns new of the table"):
+        table.append_once("replay", 1, None, write(table, 1))

@@ -466,6 +466,7 @@ class Table:
             raise TableAccessError(
                 f"another process has committed to the table at {self.path} by {name}; start again"
             )
+        self._fitting(self._opened or self._current())
         numbers = {name: number, f"{name}:attempt": secrets.randbits(63)}
         self._append(
             files, numbers, None, f"the files of {name} could not be committed to {self.path}"
@@ -575,8 +576,7 @@ class Table:
             TableError: the commit did not land, or it is not known whether it did; another writer
                 has changed the schema so that the files do not fit, or has removed a file.
         """
-        table = self._opened or self._current()
-        self._compare(table)
+        table = self._fitting(self._opened or self._current())
         self._check_present(batch, files)
         numbers = {
             batch.query: batch.batch_id,
@@ -703,7 +703,7 @@ class Table:
                 # The files may fit all the same: another writer set a property, or added a column
                 # to a table of records.
                 try:
-                    self._compare(self._current())
+                    self._fitting(self._current())
                 except TableError as misfit:
                     raise TableError(f"{attempt}: {misfit.message}") from None
             else:
@@ -856,6 +856,15 @@ class Table:
                 f"the table folder {self.path} cannot be made ({error.strerror or error}); choose "
                 "another path"
             ) from None
+
+    def _fitting(self, table: DeltaTable) -> DeltaTable:
+        """Return the table as files of this process fit it.
+
+        Raises:
+            TableError: another writer has changed it so that they do not.
+        """
+        self._compare(table)
+        return table
 
     def _compare(self, existing: DeltaTable) -> None:
         self._check_keeps_transactions(existing)

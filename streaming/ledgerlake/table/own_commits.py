@@ -63,7 +63,7 @@ class OwnCommits(Table):
                 return
             table = self._load()
             self._check_not_there(before, table.version(), numbers)
-            self._compare(table)
+            table = self._fitting(table)
         raise OSError("other writers commit to the table without pause")
 
     def _keep_up_log(self, table: DeltaTable, version: int) -> None:

@@ -115,18 +115,34 @@ class RecordTable(MetadataCommits):
         if text is not None:
             self.learned = learned_from_text(text, str(self.path))
 
+    def _fitting(self, table: DeltaTable) -> DeltaTable:
+        """Return the table with the columns of this process, which are added again if another
+        writer took them away, as ``RESTORE`` of Delta does.
+        """
+        if self._changed(table):
+            own = self.schema
+            self.add_columns(self.record)
+            # The files have these columns, and the table may have got others of their names.
+            self.schema, table = own, self._opened or self._current()
+        return super()._fitting(table)
+
+    def _changed(self, existing: DeltaTable) -> list[str]:
+        """Return the columns whose files do not fit the table."""
+        # Arrow makes the list of names anew each time that it is asked.
+        types = {field.name: field.type for field in pa.schema(existing.schema())}
+        own = file_schema(self.schema)
+        return [field.name for field in own if not _like(types.get(field.name), field.type)]
+
     def _compare(self, existing: DeltaTable) -> None:
         self._check_keeps_transactions(existing)
-        columns, own = pa.schema(existing.schema()), file_schema(self.schema)
-        # Arrow makes the list of names anew each time that it is asked.
-        types = {field.name: field.type for field in columns}
+        columns = pa.schema(existing.schema())
         if not has_record_shape(columns):
             raise TableError(
                 f"the table at {self.path} has no column {PULSAR_COLUMN} for the metadata of "
                 "Pulsar, so it is no table of records; use another path, or set [delta] shape = "
                 '"messages"'
             )
-        changed = [field.name for field in own if not _like(types.get(field.name), field.type)]
+        changed = self._changed(existing)
         if changed:
             raise TableError(
                 f"another writer changed the columns {', '.join(changed)} of the table at "
