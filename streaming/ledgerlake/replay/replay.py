@@ -180,6 +180,8 @@ class _Replay:
         unfinished = self._parts.unfinished()
         if unfinished is not None:
             self._open(unfinished.topics)
+            # The tables may have lost the columns of its files since they were written.
+            self._schemas.learn(unfinished.topics)
             self._parts.commit(unfinished)
         topics = self._config.source.topics
         rejects = RejectsToReplay(
