@@ -31,7 +31,8 @@ def forget(config: Config) -> list[str]:
         The topic partitions that had a cursor.
 
     Raises:
-        CheckpointError: the checkpoint is still there; nothing was removed.
+        CheckpointError: the checkpoint is still there, or may be in another folder; nothing was
+            removed.
         BrokerError, TransportError, TopicNotFoundError: not all cursors are removed.
     """
     checkpoint = Checkpoint(config.checkpoint_place)
@@ -73,19 +74,20 @@ def forget_topic(config: Config, topic: str) -> list[str]:
         The topic partitions that had a cursor.
 
     Raises:
-        CheckpointError: the checkpoint is there, and the configuration still selects the topic;
-            nothing was removed.
+        CheckpointError: the configuration still selects the topic, or the checkpoint may be in
+            another folder; nothing was removed.
         UsageError: the topic's name is none, or the stream has not read it.
         BrokerError, TransportError, TopicNotFoundError: not all cursors are removed.
     """
     checkpoint = Checkpoint(config.checkpoint_place)
+    has_checkpoint = checkpoint.start() is not None
+    if not has_checkpoint:
+        checkpoint.check_not_elsewhere()
     cluster = Cluster(config.source.client)
     try:
         names = cluster.all_partitions(TopicSelection((full_name(topic),)), may_wait=False)
-        has_checkpoint = checkpoint.start() is not None
-        known = (
-            _known_of_left(config, checkpoint, full_name(topic), names) if has_checkpoint else set()
-        )
+        _check_left(config, full_name(topic), names)
+        known = _known(config, checkpoint, full_name(topic), names) if has_checkpoint else set()
         had_cursor = [
             name for name in names if DurableCursor(cluster, name, config.subscription).forget()
         ]
@@ -96,18 +98,19 @@ def forget_topic(config: Config, topic: str) -> list[str]:
     return had_cursor
 
 
-def _known_of_left(
-    config: Config, checkpoint: Checkpoint, topic: str, names: list[str]
-) -> set[str]:
-    """Return the topic partitions that the stream has read of a topic that it no longer reads. The
-    topic may have been created again with other partitions.
-    """
+def _check_left(config: Config, topic: str, names: list[str]) -> None:
     if any(config.source.topics.includes(name) for name in names):
         raise CheckpointError(
             f"the stream {config.stream.name} still reads {topic}, and would go on without what "
             "the topic removes when its "
             "subscription goes; take the topic out of the configuration first"
         )
+
+
+def _known(config: Config, checkpoint: Checkpoint, topic: str, names: list[str]) -> set[str]:
+    """Return the topic partitions of a topic that the stream has read. The topic may have been
+    created again with other partitions.
+    """
     known = {
         name
         for name in known_topic_partitions(checkpoint)
