@@ -416,9 +416,7 @@ def test_the_commands_repeat_pause_and_resume() -> None:
         rule = ("--cron", "0 9 * * *", "--timezone", "Asia/Tokyo", "--from", "2026-05-02T12:00:00Z", "--until", "2027-01-01T00:00:00Z")  # fmt: skip
         said = ledgerlake("schedule", *where, "--id", "a", *rule, "x")
         assert said.returncode == 0, said.stderr
-        assert said.stdout.startswith(
-            "schedule a repeats from 2026-05-02T12:00:00.000Z on, stored in "
-        )
+        assert said.stdout.startswith("schedule a repeats from ")
         for command, holds in (
             ("pause", "what it has due from now on\n"),
             ("resume", "until ledgerlake resume --all\n"),
@@ -438,6 +436,33 @@ def test_the_commands_repeat_pause_and_resume() -> None:
         )
         assert refused.returncode == 2
         assert "--at" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("rule", "first_ms"),
+    [
+        (("--every", "1 hour", "--from", "2026-05-02T12:00:00Z"), None),
+        (("--every", "R/2100-01-01T00:00:00Z/PT1H"), 4_102_444_800_000),
+        (("--cron", "0 9 * * *", "--from", "2100-01-01T10:00:00Z"), 4_102_563_600_000),
+    ],
+    ids=["from a past time", "an interval with a start", "cron"],
+)
+def test_the_command_prints_the_first_occurrence(
+    rule: tuple[str, ...], first_ms: int | None
+) -> None:
+    """The pipeline counts a rule from when the broker stores the message at the earliest."""
+    with Peer() as peer:
+        where = (TOPIC, "--service-url", peer.url)
+        before_ms = int(time.time() * 1000)
+        said = ledgerlake("schedule", *where, "--id", "a", *rule, "x", "--json")
+        text = ledgerlake("schedule", *where, "--id", "a", *rule, "x").stdout
+    shown = json.loads(said.stdout)["repeats_from"]
+    shown_ms = round(datetime.fromisoformat(shown.replace("Z", "+00:00")).timestamp() * 1000)
+    if first_ms is None:
+        assert before_ms <= shown_ms <= int(time.time() * 1000)
+    else:
+        assert shown_ms == first_ms
+        assert text.startswith(f"schedule a repeats from {shown} on, stored in ")
 
 
 def test_a_message_that_is_moved_keeps_what_was_stored_of_it() -> None:

@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ledgerlake.cli.command import (
     add_command,
@@ -22,10 +22,16 @@ from ledgerlake.cli.command import (
 )
 from ledgerlake.errors import UsageError
 from ledgerlake.wire.entry import read_stamp
-from ledgerlake.wire.schedules import CATCH_UP_PROPERTY, SCHEDULE_PROPERTY, SENDER_PROPERTIES
+from ledgerlake.wire.schedules import (
+    CATCH_UP_PROPERTY,
+    REPETITION_PROPERTIES,
+    SCHEDULE_PROPERTY,
+    SENDER_PROPERTIES,
+)
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     from ledgerlake.cli.command import Commands
     from ledgerlake.wire.message_id import AnyMessageId
@@ -63,7 +69,10 @@ def add(commands: Commands) -> None:
         help="it repeats: such as '15 minutes', or an ISO-8601 duration or interval, such as P1M",
     )
     command.add_argument(
-        "--from", metavar="TIME", dest="start", help="the time from which it repeats; default: now"
+        "--from",
+        metavar="TIME",
+        dest="start",
+        help="the time from which its rule counts; a past one counts as now; default: now",
     )
     command.add_argument(
         "--timezone", metavar="ZONE", help="the zone of --cron and of days, such as Europe/Berlin"
@@ -128,7 +137,7 @@ def _reschedule(options: argparse.Namespace) -> int:
     from ledgerlake.schedules.schedules import is_hit
     from ledgerlake.stored.offsets import time_text
     from ledgerlake.wire.entry import peek_metadata
-    from ledgerlake.wire.schedules import parse_schedule, properties_of
+    from ledgerlake.wire.schedules import properties_of
 
     # A fault that needs no checkpoint is told before Spark starts.
     _due_ms(options)
@@ -155,9 +164,9 @@ def _reschedule(options: argparse.Namespace) -> int:
     # Spark's start has taken a while.
     at_ms = _due_ms(options)
     message_id = move(config, source, entry, due_ms, at_ms)
-    repeats = parse_schedule(properties_of(peek_metadata(memoryview(entry)))).repeats
+    properties = properties_of(peek_metadata(memoryview(entry)))
     _tell_stored(
-        options, message_id, join_partition(source.topic, source.partition), at_ms, repeats=repeats
+        options, message_id, join_partition(source.topic, source.partition), properties, at_ms
     )
     if not is_hit(due_ms, int(time.time() * 1000)):
         # It repeats, or has become due meanwhile.
@@ -216,42 +225,36 @@ def _holds_for(options: argparse.Namespace, name: str) -> str:
 
 
 def _schedule(options: argparse.Namespace) -> int:
-    from ledgerlake.publish.schedules import Schedules
+    from ledgerlake.publish.schedules import Schedules, repetition_properties
 
-    repeats = options.cron is not None or options.every is not None
     try:
         value = options.value.encode()
     except UnicodeEncodeError:
         # Python keeps a byte that is not UTF-8 as half of a surrogate pair.
         raise UsageError("VALUE is not UTF-8 text") from None
     at_ms = _at_ms(options)
-    every, jitter = _span("--every", options.every), _span("--jitter", options.jitter)
-    expires_ms, until_ms = (
-        _optional_ms(options.expires, "--expires"),
-        _optional_ms(options.until, "--until"),
-    )
+    expires_ms = _optional_ms(options.expires, "--expires")
+    rule: dict[str, Any] = {
+        "cron": options.cron,
+        "every": _span("--every", options.every),
+        "timezone": options.timezone,
+        "until": _optional_ms(options.until, "--until"),
+        "count": options.count,
+        "jitter": _span("--jitter", options.jitter),
+        "catch_up": options.catch_up,
+    }
     with Schedules(
         client_settings(options), options.topic, creates_topic=options.create_topic
     ) as schedules:
         try:
             message_id = schedules.put(
-                options.id,
-                value,
-                at=at_ms,
-                key=options.key,
-                expires=expires_ms,
-                cron=options.cron,
-                every=every,
-                timezone=options.timezone,
-                until=until_ms,
-                count=options.count,
-                jitter=jitter,
-                catch_up=options.catch_up,
+                options.id, value, at=at_ms, key=options.key, expires=expires_ms, **rule
             )
         except UsageError as error:
             raise UsageError(_with_option_names(error.message)) from None
         topic_partition = schedules.partition_of(options.id)
-    _tell_stored(options, message_id, topic_partition, at_ms, repeats=repeats)
+    properties = {SCHEDULE_PROPERTY: options.id, **repetition_properties(**rule)}
+    _tell_stored(options, message_id, topic_partition, properties, at_ms)
     return 0
 
 
@@ -267,13 +270,16 @@ def _tell_stored(
     options: argparse.Namespace,
     message_id: AnyMessageId,
     topic_partition: str,
+    properties: Mapping[str, object],
     at_ms: int,
-    *,
-    repeats: bool,
 ) -> None:
+    from ledgerlake.publish.schedules import first_due_ms
     from ledgerlake.stored.offsets import time_text
+    from ledgerlake.wire.schedules import parse_schedule
 
-    due = time_text(at_ms)
+    # The only occurrence may be past by now.
+    due = time_text(first_due_ms(properties, at_ms) or at_ms)
+    repeats = parse_schedule(properties).repeats
     if options.json:
         result = {"id": options.id, "topic": topic_partition, "message_id": str(message_id)}
         print(json.dumps(result | ({"repeats_from": due} if repeats else {"due": due})))

@@ -175,8 +175,8 @@ class Schedules:
         """Schedule a message, in place of the one that waits under the id.
 
         Args:
-            at: when it is to be delivered; at once by default. If it repeats, the time from which
-                it counts; now by default.
+            at: when it is to be delivered; at once by default. If it repeats, its rule counts from
+                this time; by default, and if it is past, from when the broker stores the message.
             expires: if it is released later than this, it is not delivered.
             cron, every: it repeats, by a cron expression, or by a duration or an ISO-8601 repeating
                 interval. A timedelta is elapsed time: ``timedelta(days=1)`` is 24 hours also if
@@ -196,16 +196,15 @@ class Schedules:
         expires_ms = None if expires is None else _time_ms(expires, "expires")
         if expires_ms is not None:
             own[EXPIRES_PROPERTY] = str(expires_ms)
-        rule = {
-            CRON_PROPERTY: cron,
-            EVERY_PROPERTY: _span(every),
-            TIMEZONE_PROPERTY: timezone,
-            UNTIL_PROPERTY: None if until is None else str(_time_ms(until, "until")),
-            COUNT_PROPERTY: None if count is None else str(count),
-            JITTER_PROPERTY: _span(jitter),
-            CATCH_UP_PROPERTY: catch_up,
-        }
-        own |= {name: text for name, text in rule.items() if text is not None}
+        own |= repetition_properties(
+            cron=cron,
+            every=every,
+            timezone=timezone,
+            until=until,
+            count=count,
+            jitter=jitter,
+            catch_up=catch_up,
+        )
         try:
             repeats = parse_repetition(own) is not None
         except CorruptEntryError as error:
@@ -322,14 +321,48 @@ def _checked(schedule_id: str) -> str:
         raise UsageError(error.message) from None
 
 
-def _check_occurs(properties: Mapping[str, object], start_ms: int) -> None:
-    """Check that a message has an occurrence from a time on, if it repeats."""
+def repetition_properties(
+    *,
+    cron: str | None = None,
+    every: str | timedelta | None = None,
+    timezone: str | None = None,
+    until: datetime | int | None = None,
+    count: int | None = None,
+    jitter: str | timedelta | None = None,
+    catch_up: str | None = None,
+) -> dict[str, str]:
+    """Return the properties of a rule; none if the message does not repeat.
+
+    Raises:
+        UsageError: a time cannot be used.
+    """
+    texts = {
+        CRON_PROPERTY: cron,
+        EVERY_PROPERTY: _span(every),
+        TIMEZONE_PROPERTY: timezone,
+        UNTIL_PROPERTY: None if until is None else str(_time_ms(until, "until")),
+        COUNT_PROPERTY: None if count is None else str(count),
+        JITTER_PROPERTY: _span(jitter),
+        CATCH_UP_PROPERTY: catch_up,
+    }
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def first_due_ms(properties: Mapping[str, object], deliver_at_ms: int) -> int | None:
+    """Return when a message with an id that is stored now is due for the first time; None if its
+    rule has no occurrence any more.
+    """
     rule = parse_repetition(properties)
     if rule is None:
-        return
-    # A broker that stores it later than its start counts from then.
-    start_ms = max(start_ms, int(time.time() * 1000))
-    if next(occurrences(rule, str(properties[SCHEDULE_PROPERTY]), start_ms), None) is None:
+        return deliver_at_ms
+    # A rule counts from when the broker stores the message, if that is later than its start.
+    start_ms = max(deliver_at_ms, int(time.time() * 1000))
+    first = next(occurrences(rule, str(properties[SCHEDULE_PROPERTY]), start_ms), None)
+    return None if first is None else first.due_ms
+
+
+def _check_occurs(properties: Mapping[str, object], start_ms: int) -> None:
+    if first_due_ms(properties, start_ms) is None:
         raise UsageError(
             "its rule has no occurrence from its start on, so it would never be delivered"
         )
