@@ -183,6 +183,7 @@ def test_a_pattern_that_matches_nothing(peer: Peer, tmp_path: Path) -> None:
     data["source"]["topics_pattern"] = "no-.*"
     findings = {finding.check: finding for finding in check_config(parse_config(data))}
     assert findings["topics"].state == "warning"
+    assert "routing" not in findings
 
 
 def test_a_topic_that_may_not_be_read(peer: Peer, tmp_path: Path) -> None:
@@ -297,10 +298,63 @@ def test_a_subscription_of_a_checkpoint_that_is_lost(peer: Peer, tmp_path: Path)
 def test_a_schema_gives_columns_and_the_table_is_not_made(peer: Peer, tmp_path: Path) -> None:
     peer.schema = ORDER
     assert (
-        "the columns are id, item, and pulsar"
+        f"the columns of {tmp_path}/messages are id, item, and pulsar"
         in found(peer, tmp_path, delta={"shape": "record"})["schema"].text
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def of_tables(peer: Peer, folder: Path, *tables: dict[str, str]) -> list[Finding]:
+    """The findings on a configuration without a default table."""
+    data = data_of(peer, folder) | {
+        "delta": {"rejects_path": str(folder / "rejects")},
+        "tables": [{"shape": "record", **table} for table in tables],
+    }
+    return list(check_config(parse_config(data)))
+
+
+def test_each_table_of_records_is_told_with_its_columns(peer: Peer, tmp_path: Path) -> None:
+    peer.schema = ORDER
+    findings = of_tables(
+        peer,
+        tmp_path,
+        {"path": f"{tmp_path}/all"},
+        {"path": f"{tmp_path}/items", "sql": "select item as thing from messages"},
+    )
+    assert [finding.text for finding in findings if finding.check == "schema"] == [
+        f"the columns of {tmp_path}/items are thing, and pulsar",
+        f"the columns of {tmp_path}/all are id, item, and pulsar",
+    ]
+    assert all(finding.check != "routing" for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("selection", "why"),
+    [
+        (
+            {"topics_pattern": "ordersss"},
+            "its topics_pattern persistent://public/default/ordersss matches no topic that is read",
+        ),
+        ({"schema": "Ordre"}, "no schema of its topics has the record Ordre; they have Order"),
+    ],
+)
+def test_a_table_that_no_topic_reaches_and_topics_that_reach_no_table_are_warnings(
+    peer: Peer, tmp_path: Path, selection: dict[str, str], why: str
+) -> None:
+    peer.schema = ORDER
+    wrong = {"path": f"{tmp_path}/wrong", **selection}
+    lost = (
+        f"messages of {TOPIC} would be rejects (no_table): no table takes them; correct the tables,"
+        " or set [delta] path for the others"
+    )
+    expected = [
+        Finding("routing", "warning", text)
+        for text in (f"[[tables]] {tmp_path}/wrong gets no message: {why}", lost)
+    ]
+    alone = of_tables(peer, tmp_path, wrong)
+    assert [finding for finding in alone if finding.check in ("routing", "schema")] == expected
+    beside = of_tables(peer, tmp_path, wrong, {"path": f"{tmp_path}/right"})
+    assert [finding for finding in beside if finding.check == "routing"] == expected[:1]
 
 
 def test_a_schema_that_no_table_of_records_can_have(peer: Peer, tmp_path: Path) -> None:

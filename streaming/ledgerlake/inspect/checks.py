@@ -29,6 +29,7 @@ from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.crypto import open_entry
 from ledgerlake.decode.data_keys import unreadable_keys
 from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, SetupError, TopicNotFoundError
+from ledgerlake.inspect.table_topics import tables_without_messages, topics_without_table
 from ledgerlake.monitor.progress import counted
 from ledgerlake.options.config import check_stores, load_config
 from ledgerlake.runtime.java import find_java, java_version
@@ -36,11 +37,12 @@ from ledgerlake.runtime.plugins import load
 from ledgerlake.stored.secrets import said
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sized
+    from collections.abc import Callable, Iterable, Iterator, Sized
 
     from ledgerlake.inspect.recent_entries import LastEntries
     from ledgerlake.options.config import Config
     from ledgerlake.pipeline.components import Components
+    from ledgerlake.pipeline.tables import MessagesTable
     from ledgerlake.stored.places import Place
 
 # A person waits for the answer.
@@ -49,6 +51,9 @@ _GIVE_UP_AFTER_MS = 5000
 # So many topic partitions are looked into, at so many entries of each.
 _MOST_PARTITIONS = 100
 _MOST_ENTRIES = 20
+
+# So many tables of records are told with their columns.
+_MOST_TABLES = 20
 
 # The clocks of two machines that are set by NTP differ by less.
 _CLOCK_MOST_MS = 1000
@@ -254,9 +259,9 @@ class _Broker:
 
     def _pipeline(self, reading: Finding, components: Components) -> Iterator[Finding]:
         from ledgerlake.pipeline.left_topics import known_topic_partitions, left_topics
-        from ledgerlake.table.layout import record_of
         from ledgerlake.table.spark_table import SparkTable
 
+        topics = sorted({split_partition(name)[0] for name in self._names})
         config, checkpoint, tables = self._config, components.checkpoint, components.tables
         existing = []
 
@@ -323,30 +328,58 @@ class _Broker:
             )
 
         def learn_schemas() -> str:
-            components.schemas.learn([split_partition(name)[0] for name in self._names])
+            components.schemas.learn(topics)
             for topic, why in components.schemas.misfits.items():
                 raise SetupError(f"messages of {topic} would be rejects: {why}")
-            records = [table for table in tables.messages if table.options.has_record_shape]
-            if not records:
-                return "values are bytes, which every schema fits"
-            columns = sorted(
-                {field.name for table in records for field in record_of(table.table.schema) or ()}
-            )
-            if not columns:
-                return (
-                    "the topics have no schema yet, so no column is known; see [delta] "
-                    "json_fields for JSON without one"
-                )
-            return (
-                "the columns are "
-                f"{', '.join(columns[:10])}{' ...' if len(columns) > 10 else ''}, and pulsar"
-            )
+            return "values are bytes, which every schema fits"
 
         tables_fit = _found("tables", examine_tables)
         yield tables_fit
         before = reading if reading.state in _UNUSABLE else tables_fit
         yield _found("checkpoint", examine_start)
-        yield _after(before, "schema", learn_schemas)
+        learned = _after(before, "schema", learn_schemas)
+        if learned.state != "ok":
+            yield learned
+            return
+        records = {topic: components.schemas.records.get(topic, set()) for topic in topics}
+        idle = tables_without_messages(config.table_options, records)
+        of_records = [table for table in tables.messages if table.options.has_record_shape]
+        yield from [
+            Finding("schema", "ok", text)
+            for text in _columns(table for table in of_records if table.options.section not in idle)
+        ] or ([] if of_records else [learned])
+        yield from _routing(idle, topics_without_table(config.table_options, records))
+
+
+def _columns(tables: Iterable[MessagesTable]) -> list[str]:
+    """Return for each table of records a phrase with the known columns."""
+    from ledgerlake.table.layout import record_of
+
+    found = []
+    for table in tables:
+        columns = [field.name for field in record_of(table.table.schema) or ()]
+        found.append(
+            f"the columns of {table.table.path} are "
+            f"{', '.join(columns[:10])}{' ...' if len(columns) > 10 else ''}, and pulsar"
+            if columns
+            else f"no column of {table.table.path} is known, because its topics have no schema "
+            "yet; see json_fields for JSON without one"
+        )
+    more = len(found) - _MOST_TABLES
+    return found[:_MOST_TABLES] + ([f"{more:,} more tables of records"] if more > 0 else [])
+
+
+def _routing(idle: dict[str, str], lost: list[str]) -> Iterator[Finding]:
+    for section, why in idle.items():
+        yield Finding("routing", "warning", f"{section} gets no message: {why}")
+    if lost:
+        more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
+        yield Finding(
+            "routing",
+            "warning",
+            f"messages of {min(lost)}{more} would be rejects (no_table): no table takes them; "
+            "correct the tables, or set [delta] path for the others",
+        )
 
 
 def clock(last: list[LastEntries], now_ms: int) -> str | Finding:

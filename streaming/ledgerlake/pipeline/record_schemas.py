@@ -36,6 +36,7 @@ class RecordSchemas:
     """The known versions of the topics' schemas.
 
     ``misfits`` are the topics whose newest schema no table of records can have, and why.
+    ``records`` are by topic the names of the records in the versions that are known.
 
     Args:
         tables: tables of records get the columns.
@@ -43,6 +44,7 @@ class RecordSchemas:
 
     def __init__(self, cluster: Cluster, tables: Tables) -> None:
         self.misfits: dict[str, str] = {}
+        self.records: dict[str, set[str]] = {}
         self._cluster = cluster
         self._tables = tables
         self._newest: dict[str, tuple[bytes, ValueSchema]] = {}
@@ -117,8 +119,10 @@ class RecordSchemas:
         )
 
     def _add(self, topic: str, registered: ValueSchema) -> None:
+        name = record_name(registered)
+        self.records.setdefault(topic, set()).add(name)
         for table in self._tables_with_schemas(topic):
-            if not table.options.takes_schema(record_name(registered)):
+            if not table.options.takes_schema(name):
                 continue
             try:
                 table.note_record(record_of(table.options.value_schema(registered)))
