@@ -49,6 +49,7 @@ def test_a_topic_without_the_entry_that_was_read_is_named_so(
                 cluster,
                 TOPIC,
                 PartitionOffset(taken, time_ms=1_700_000_000_000 + index, index=index),
+                "latest",
             )
         finally:
             cluster.close()
@@ -69,9 +70,40 @@ def test_a_lag_over_a_broker_that_began_to_count_again_is_not_counted() -> None:
         cluster = Cluster(ClientSettings(peer.url))
         try:
             taken = PartitionOffset(Position(3, 0), time_ms=1_700_000_000_007, index=7)
-            assert _lag(cluster, TOPIC, taken).messages is None
+            assert _lag(cluster, TOPIC, taken, "latest").messages is None
         finally:
             cluster.close()
+
+
+@pytest.mark.parametrize(
+    ("ending", "taken", "messages", "has_ended"),
+    [
+        ("index 1", 0, 1, False),
+        ("index 1", 1, 0, True),
+        ("7:1", 1, 0, True),
+        ("2023-11-14T22:13:20.002Z", 1, 0, True),
+        ("2023-11-14T22:13:20.002Z", 0, 1, False),
+        ("index 9", 1, 2, False),
+        ("latest", 3, 0, False),
+    ],
+)
+def test_the_lag_of_a_stream_with_an_ending_is_behind_that_one(
+    ending: str, taken: int, messages: int, has_ended: bool, tmp_path: Path
+) -> None:
+    with Peer() as peer:
+        peer.add(*(single(b"a", index=number) for number in range(4)))
+        config = parse_config(
+            {
+                "source": {"service_url": peer.url, "topics": [TOPIC], "ending": ending},
+                "stream": {"name": "orders", "checkpoint": str(tmp_path / "checkpoint")},
+                "delta": {"path": str(tmp_path / "messages")},
+            }
+        )
+        offset = PartitionOffset(Position(7, taken), time_ms=1_700_000_000_000 + taken, index=taken)
+        Checkpoint(config.checkpoint_place).save_start({TOPIC: offset})
+        (lag,) = find_lags(config)
+    assert (lag.messages, lag.has_ended, lag.time_ms > 0) == (messages, has_ended, messages > 0)
+    assert ("has reached its ending" in lag.sentence()) == has_ended
 
 
 @pytest.mark.parametrize("command", [find_lags, verify, replay])

@@ -24,7 +24,6 @@ from ledgerlake.errors import UsageError
 from ledgerlake.wire.entry import read_stamp
 from ledgerlake.wire.schedules import (
     CATCH_UP_PROPERTY,
-    REPETITION_PROPERTIES,
     SCHEDULE_PROPERTY,
     SENDER_PROPERTIES,
 )

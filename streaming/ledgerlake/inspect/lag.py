@@ -11,25 +11,28 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.monitor.progress import counted
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.source.bounds import entry_from, latest_offset
+from ledgerlake.source.bounds import EndBound, entry_from, latest_offset
 from ledgerlake.source.latest_offset import entry_at
 from ledgerlake.source.loss import ends_before, is_entry
 from ledgerlake.stored.offsets import PartitionOffset, messages_between
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
+    from ledgerlake.options.bounds import Bound
     from ledgerlake.options.config import Config
     from ledgerlake.wire.message_id import Position
 
 
 @dataclass(frozen=True)
 class Lag:
-    """The messages of one topic partition that the table does not have yet.
+    """The messages of one topic partition that the table does not have yet, up to ``last``: the end
+    of the topic, or that of the stream if it is earlier.
 
     ``messages`` is exact if the broker numbers messages, and counts every chunk of a large message,
     as the broker does; None if the broker does not number them. ``time_ms`` is how long the first
     of them has been in the topic; 0 if there are none. ``is_another_topic``: nothing of this topic
-    was read, but of an earlier topic of its name (see ``source.loss``).
+    was read, but of an earlier topic of its name (see ``source.loss``). ``has_ended``: the stream
+    has read up to its ``ending``, and reads no more.
     """
 
     topic_partition: str
@@ -38,6 +41,7 @@ class Lag:
     messages: int | None
     time_ms: int
     is_another_topic: bool = False
+    has_ended: bool = False
 
     def sentence(self) -> str:
         if self.is_another_topic:
@@ -45,6 +49,8 @@ class Lag:
                 f"{self.topic_partition}: the topic, which ends at {self.last}, does not have the "
                 f"entry {self.taken}, up to which it was read: it is another topic of that name"
             )
+        if self.has_ended:
+            return f"{self.topic_partition}: the stream has reached its ending, {self.last}"
         count = (
             "an unknown number of messages"
             if self.messages is None
@@ -71,7 +77,11 @@ def find_lags(config: Config) -> list[Lag]:
     try:
         names = cluster.all_partitions(config.source.topics)
         # A topic partition that came later is read from its beginning.
-        return [_lag(cluster, name, taken.get(name, PartitionOffset(BEFORE_ALL))) for name in names]
+        unread = PartitionOffset(BEFORE_ALL)
+        return [
+            _lag(cluster, name, taken.get(name, unread), config.source.ending_of(name))
+            for name in names
+        ]
     finally:
         cluster.close()
 
@@ -83,24 +93,25 @@ def _is_another_topic(cluster: Cluster, name: str, taken: PartitionOffset, end: 
     return entry is not None and not is_entry(taken, entry.entry)
 
 
-def _lag(cluster: Cluster, name: str, taken: PartitionOffset) -> Lag:
+def _lag(cluster: Cluster, name: str, taken: PartitionOffset, ending: Bound) -> Lag:
     latest = latest_offset(cluster, name)
     if _is_another_topic(cluster, name, taken, latest.position):
-        lag = _lag(cluster, name, PartitionOffset(BEFORE_ALL))
+        lag = _lag(cluster, name, PartitionOffset(BEFORE_ALL), ending)
         return replace(lag, taken=str(taken.position), is_another_topic=True)
+    # The planner and the metrics count to the same end.
+    end = EndBound(cluster, name, ending).cap(latest)
+    is_read = not end.is_beyond(taken)
     position = taken.next_position if taken.position != BEFORE_ALL else BEFORE_ALL
-    first = (
-        entry_from(cluster, name, position, latest.position)
-        if latest.position != BEFORE_ALL
-        else None
-    )
+    last = end.position if end.batch_index is None else end.next_position
+    first = None if is_read or last == BEFORE_ALL else entry_from(cluster, name, position, last)
     if first is None:
-        return Lag(name, str(taken.position), str(latest.position), 0, 0)
+        has_ended = is_read and latest.is_beyond(end)
+        return Lag(name, str(taken.position), str(end), 0, 0, has_ended=has_ended)
     taken_messages = (
         0 if taken.batch_index is None or first.position != position else taken.batch_index + 1
     )
     messages = None
     if first.first_index is not None:
-        messages = messages_between(first.first_index - 1 + taken_messages, latest.index)
+        messages = messages_between(first.first_index - 1 + taken_messages, end.index)
     age_ms = max(int(time.time() * 1000) - first.stamp.time_ms, 0)
-    return Lag(name, str(taken.position), str(latest.position), messages, age_ms)
+    return Lag(name, str(taken.position), str(end), messages, age_ms)

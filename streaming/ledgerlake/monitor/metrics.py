@@ -3,7 +3,7 @@ from a pipeline's own batches.
 
 | metric | labels | meaning |
 |---|---|---|
-| ``ledgerlake_lag_messages`` | query, topic_partition | messages behind the last entry, by the broker's index; what a micro-batch reads counts until it ends |
+| ``ledgerlake_lag_messages`` | query, topic_partition | messages behind the last entry, or the stream's ``ending`` if that is earlier, by the broker's index; what a micro-batch reads counts until it ends |
 | ``ledgerlake_lag_seconds`` | query, topic_partition | the lag in the broker's time |
 | ``ledgerlake_lag_bytes`` | query, topic_partition | the lag in stored bytes, by the average size so far; pipelines only |
 | ``ledgerlake_rows_per_second`` | query | of the last micro-batch, by Spark's count of rows; not for pipelines |
@@ -392,9 +392,9 @@ _DUE = "Delayed messages that are due within so many seconds."
 _COMMITS = "What the commits of a micro-batch to all tables took together."
 _BY_REASON = "Rejects committed, by reason."
 _PARTITION_GAUGES = {
-    "lag_messages": "Messages behind the last entry of the topic partition.",
-    "lag_seconds": "Broker time behind the last entry of the topic partition.",
-    "lag_bytes": "Stored bytes behind the last entry of the topic partition, estimated.",
+    "lag_messages": "Messages behind the last entry of the topic partition, or the stream's ending.",
+    "lag_seconds": "Broker time behind the last entry of the topic partition, or the stream's ending.",
+    "lag_bytes": "Stored bytes behind the last entry of the topic partition, or the stream's ending, estimated.",
     "waiting_messages": "Delayed messages that wait.",
     "next_due_timestamp_seconds": "When the next delayed message is due.",
 }
