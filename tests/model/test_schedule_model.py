@@ -242,7 +242,8 @@ def cut(rng: random.Random, messages: list[Message]) -> list[Batch]:
             batches.append(Batch([], BEGIN_MS - rng.choice([1, 3_600_000])))
     return [
         *batches,
-        Batch([], messages[-1].time_ms + rng.choice([1_000, 3_000])),
+        # After a stop, some occurrences are a minute late, and others are not.
+        Batch([], messages[-1].time_ms + rng.choice([1_000, 3_000, 75_000])),
         Batch([], BEGIN_MS + 10**9),
     ]
 
@@ -343,15 +344,13 @@ def is_held_back(lapse: Lapse, messages: list[Message]) -> bool:
 
 
 def is_missed(lapse: Lapse, due: list[Lapse], clock_ms: int) -> bool:
-    if lapse.message.catch_up in (None, "all") or clock_ms - lapse.due_ms <= 60_000:
+    together = [other for other in due if other.message == lapse.message and other.number]
+    first_ms = min((other.due_ms for other in together), default=clock_ms)
+    if lapse.message.catch_up in (None, "all") or clock_ms - first_ms <= 60_000:
         return False
-    has_later = any(
-        other.message == lapse.message
-        and other.number is not None
-        and other.number > (lapse.number or 0)
-        for other in due
-    )
-    return lapse.message.catch_up == "none" or has_later
+    if any((other.number or 0) > (lapse.number or 0) for other in together):
+        return True
+    return lapse.message.catch_up == "none" and clock_ms - lapse.due_ms > 60_000
 
 
 def range_of(messages: list[Message], clock_ms: int) -> tuple[EntryRange, list[Piece]]:

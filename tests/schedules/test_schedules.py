@@ -494,6 +494,25 @@ def test_what_was_missed_for_more_than_a_minute_is_delivered_by_the_policy(
         assert numbers(schedules, position, rule, cutoff_ms) == delivered
 
 
+@pytest.mark.parametrize(
+    ("policy", "slow", "stopped"),
+    [
+        ("all", [*range(1, 7)], [*range(1, 13)]),
+        ("last", [*range(1, 7)], [12]),
+        ("none", [*range(1, 7)], [12]),
+    ],
+)
+def test_after_a_stop_one_occurrence_comes_of_a_rule_that_fires_more_than_once_a_minute(
+    policy: str, slow: list[int], stopped: list[int]
+) -> None:
+    """A micro-batch that is only slow delivers all."""
+    rule = every_second(every="PT10S", catchup=policy)
+    for cutoff_ms, delivered in ((110_000, slow), (170_001, stopped)):
+        schedules = Schedules(Store(), MarkedPositions())
+        position = repeating(schedules, start_ms=60_000)
+        assert numbers(schedules, position, rule, cutoff_ms) == delivered
+
+
 def test_missed_and_paused_occurrences_are_passed_together_up_to_the_one_that_is_delivered() -> (
     None
 ):
@@ -521,10 +540,12 @@ def test_missed_and_paused_occurrences_are_passed_together_up_to_the_one_that_is
 @pytest.mark.parametrize(
     ("policy", "cutoff_ms", "most_passed", "expected"),
     [
-        ("last", 100_000, 1_000, Step(None, 40_000, passed=34)),
+        ("last", 100_000, 1_000, Step(None, 100_000, passed=94)),
         ("last", 100_000, 10, Step(None, 16_000, passed=10)),
         ("last", 100_000, 0, Step(None, 6_000)),
-        ("none", 100_000, 1_000, Step(None, 40_000, passed=34)),
+        ("last", 100_000, 33, Step(None, 39_000, passed=33)),
+        ("last", 100_000, 34, Step(None, 100_000, passed=94)),
+        ("none", 100_000, 1_000, Step(None, 100_000, passed=94)),
         ("all", 100_000, 1_000, Step(Occurrence(1, 5_000, 5_000), 6_000)),
     ],
 )

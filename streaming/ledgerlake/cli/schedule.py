@@ -86,7 +86,7 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--catch-up",
         choices=["all", "last", "none"],
-        help="what to do with repetitions that were missed; default: all",
+        help="which of the repetitions that a stop delayed are delivered; default: all",
     )
     command.add_argument("--key", help="the key of the message")
     command.add_argument(

@@ -17,6 +17,9 @@ Rules kept here:
     store.
   - A message that repeats waits in the index for its start, and then for one occurrence at a time.
     ``advance`` says what becomes of that one, and which one follows.
+  - If the one that waits is released more than a minute late, a stop has delayed it and all that
+    are due with it. Then catch-up ``last`` delivers only the newest of them, and ``none`` only if
+    that one is not as late. If it is not as late, all are delivered: a micro-batch may be slow.
   - The rates of the messages that repeat, each as if its occurrences were always as near as its
     rule allows, are within a limit. A message beyond it is refused, and changes nothing of its id.
     Those that come in one micro-batch are taken in the order of the blocks of their ids, and a
@@ -85,7 +88,8 @@ REPEATING = "repeating"
 REASONS = (REPLACED, CANCELLED, REPETITION_REFUSED, SCHEDULE_REFUSED)
 _MARKS = (SCHEDULED, REPEATING, *REASONS)
 
-# An occurrence that is released later than this after it was due was missed (``CatchUp``).
+# If the occurrence that waits is released later than this after it was due, a stop has delayed the
+# message (``CatchUp``).
 MISSED_AFTER_MS = 60_000
 
 # The messages that wait under an id: they are in one value of the state. By the broker's times it
@@ -428,12 +432,16 @@ class Schedules:
         current, passed = repeating.occurrence, 0
         coming = _in_order(occurrences(rule, schedule_id, repeating.start_ms, current), message)
         following = next(coming, None)
+        missed = (
+            current is not None and rule.catch_up != CatchUp.ALL and _is_late(current, cutoff_ms)
+        )
+        catch_up = rule.catch_up if missed else CatchUp.ALL
         is_delivered = current is not None and self._is_delivered(
-            repeating, current, following, rule, cutoff_ms
+            repeating, current, following, catch_up, cutoff_ms
         )
         if current is not None and not is_delivered:
             following, passed = self._pass(
-                repeating, following, coming, rule, cutoff_ms, most_passed
+                repeating, following, coming, catch_up, cutoff_ms, most_passed
             )
         if following is None or repeating.is_over(following):
             self.marked.take(position)
@@ -455,39 +463,41 @@ class Schedules:
         repeating: Repeating,
         following: Occurrence | None,
         coming: Iterator[Occurrence],
-        rule: Repetition,
+        catch_up: CatchUp,
         cutoff_ms: int,
         most: int,
     ) -> tuple[Occurrence | None, int]:
         """Return the first occurrence that is not passed, and how many were before it."""
-        for passed in range(most):
-            if following is None or not repeating.has_due(following, cutoff_ms):
-                return following, passed
+        passed = 0
+        while following is not None and repeating.has_due(following, cutoff_ms):
+            # The occurrences of the last minute are few. The next step would take the first of them
+            # for one that nothing delayed.
+            goes_on = catch_up != CatchUp.ALL and not _is_late(following, cutoff_ms)
+            if passed >= most and not goes_on:
+                break
             after_it = next(coming, None)
-            if self._is_delivered(repeating, following, after_it, rule, cutoff_ms):
-                return following, passed
-            following = after_it
-        return following, most
+            if self._is_delivered(repeating, following, after_it, catch_up, cutoff_ms):
+                break
+            following, passed = after_it, passed + 1
+        return following, passed
 
     def _is_delivered(
         self,
         repeating: Repeating,
         occurrence: Occurrence,
         following: Occurrence | None,
-        rule: Repetition,
+        catch_up: CatchUp,
         cutoff_ms: int,
     ) -> bool:
         """Return whether an occurrence that is due was neither held back by a pause nor missed."""
-        is_held_back = self.pauses.holds_back(occurrence.due_ms) or repeating.pauses.holds_back(
+        if self.pauses.holds_back(occurrence.due_ms) or repeating.pauses.holds_back(
             occurrence.due_ms
-        )
-        if (
-            is_held_back
-            or rule.catch_up == CatchUp.ALL
-            or cutoff_ms - occurrence.due_ms <= MISSED_AFTER_MS
         ):
-            return not is_held_back
-        return rule.catch_up == CatchUp.LAST and not repeating.has_due(following, cutoff_ms)
+            return False
+        if catch_up == CatchUp.ALL:
+            return True
+        is_newest = not repeating.has_due(following, cutoff_ms)
+        return is_newest and (catch_up == CatchUp.LAST or not _is_late(occurrence, cutoff_ms))
 
     def repeats(self, position: Position) -> bool:
         """Return whether a message repeats, and was not hit."""
@@ -557,6 +567,10 @@ class Schedules:
         waiting = self._store.load(schedule_id)
         count = _count_before(waiting, position, time_ms)
         return waiting[count - 1] if count else None
+
+
+def _is_late(occurrence: Occurrence, cutoff_ms: int) -> bool:
+    return cutoff_ms - occurrence.due_ms > MISSED_AFTER_MS
 
 
 def _rate_of(message: ScheduledMessage) -> RepetitionRate:
