@@ -162,7 +162,7 @@ def test_cancels_and_pauses_are_rows_of_a_typed_table_too(
         schedules.put("now", b'{"id": 1}')
         schedules.put("later", b'{"id": 2}', at=now_ms() + 3_600_000)
         schedules.cancel("later")
-        schedules.pause()
+        schedules.pause(all_schedules=True)
         schedules.resume("now")
     assert ledgerlake("cancel", config_file(tmp_path, data), "--key", "k").returncode == 0
     verdict = run_and_verify(spark, data)
@@ -217,7 +217,7 @@ def test_repetitions_fire_once_each_over_restarts_on_the_table_and_the_topic(
         with running(spark, data):
             rows_before = len(table_rows(tmp_path))
             wait_for_rows(tmp_path, rows_before + 150)
-            schedules.resume()
+            schedules.resume(all_schedules=True)
         for number in range(20):
             schedules.cancel(f"second-{number}")
             schedules.cancel(f"pair-{number}")

@@ -119,6 +119,36 @@ def test_what_cannot_be_a_schedule_is_refused_before_it_is_sent(
         assert peer.received == []
 
 
+@pytest.mark.parametrize(
+    ("value", "arguments", "why"),
+    [
+        ("text", {}, r"the value is of type str, and must be bytes; pass text as text.encode\(\)"),
+        (b"", {"key": 5}, "must be text"),
+        (b"", {"properties": {"a": 5}}, "must be text"),
+    ],
+)
+def test_a_value_key_or_property_of_another_type_is_refused_in_words(
+    value: Any, arguments: dict[str, Any], why: str
+) -> None:
+    with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
+        with pytest.raises(UsageError, match=why):
+            schedules.put("a", value, **arguments)
+        assert peer.received == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"schedule_id": None}, {"schedule_id": "a", "all_schedules": True}]
+)
+def test_all_schedules_are_paused_and_resumed_only_if_that_is_said(
+    arguments: dict[str, Any],
+) -> None:
+    with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
+        for tell in (schedules.pause, schedules.resume):
+            with pytest.raises(UsageError, match="all_schedules=True"):
+                tell(**arguments)
+        assert peer.received == []
+
+
 def test_text_that_is_no_unicode_is_refused_in_words() -> None:
     with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
         with pytest.raises(UsageError, match="no Unicode text"):
@@ -158,7 +188,7 @@ def test_cancels_and_pauses_go_to_partitions_that_the_topic_has_just_got() -> No
             peer.partitions = {TOPIC: count}
             assert len(tell("a")) == count
         peer.partitions = {TOPIC: 5}
-        assert len(schedules.pause()) == 5
+        assert len(schedules.pause(all_schedules=True)) == 5
 
 
 def test_threads_share_schedules() -> None:
@@ -406,7 +436,7 @@ def test_a_topic_partition_that_takes_no_message_keeps_no_cancel_from_the_others
 
 def test_all_schedules_are_paused_on_each_topic_partition() -> None:
     with Peer(partitions={TOPIC: 2}) as peer, Schedules(peer.url, TOPIC) as schedules:
-        assert len(schedules.pause()) == 2
+        assert len(schedules.pause(all_schedules=True)) == 2
         assert [properties for _, _, properties in sent(peer)] == [{"ledgerlake.pause": "all"}] * 2
 
 

@@ -191,7 +191,8 @@ def _tell(options: argparse.Namespace, name: str) -> int:
     from ledgerlake.publish.schedules import Schedules
 
     with Schedules(client_settings(options), options.topic) as schedules:
-        message_ids = (schedules.pause if name == "pause" else schedules.resume)(options.id)
+        tell = schedules.pause if name == "pause" else schedules.resume
+        message_ids = tell(options.id, all_schedules=options.all)
     target = "all schedules" if options.id is None else f"schedule {options.id}"
     if options.json:
         print(

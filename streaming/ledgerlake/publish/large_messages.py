@@ -71,10 +71,15 @@ class LargeMessageProducer:
 
         Raises:
             UsageError: the key and properties alone are too large for the broker, or are no Unicode
-                text; or the message needs chunks, and repeats.
+                text; the value is not bytes; or the message needs chunks, and repeats.
             BrokerError: the broker refused it.
             TransportError, DeadlineError: it may or may not be stored.
         """
+        if not isinstance(value, bytes | None):
+            raise UsageError(
+                f"the value is of type {type(value).__name__}, and must be bytes; pass text as "
+                "text.encode()"
+            )
         try:
             metadata = pb.MessageMetadata(
                 properties=[
@@ -86,6 +91,8 @@ class LargeMessageProducer:
             raise UsageError(
                 "the key or a property is no Unicode text: it has half of a surrogate pair"
             ) from None
+        except TypeError:
+            raise UsageError("the key, and names and values of properties, must be text") from None
         metadata.producer_name = self._producer.name
         metadata.sequence_id = self._next_sequence_id()
         metadata.publish_time = int(time.time() * 1000)

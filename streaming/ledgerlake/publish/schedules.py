@@ -227,24 +227,29 @@ class Schedules:
             As ``put``; the error names the topic partitions that did not store it, and the others
             did.
         """
-        return self._tell(CANCEL_PROPERTY, schedule_id)
+        return self._tell(CANCEL_PROPERTY, f"schedule={_checked(schedule_id)}")
 
-    def pause(self, schedule_id: str | None = None) -> list[AnyMessageId]:
+    def pause(
+        self, schedule_id: str | None = None, *, all_schedules: bool = False
+    ) -> list[AnyMessageId]:
         """Hold back the repetitions of a schedule, or of all schedules of the topic; return one
         message id for each topic partition.
 
         Raises:
-            As ``cancel``.
+            UsageError: neither an id nor ``all_schedules``, or both.
+            BrokerError, TransportError, DeadlineError: as ``cancel``.
         """
-        return self._tell(PAUSE_PROPERTY, schedule_id)
+        return self._tell_one_or_all(PAUSE_PROPERTY, schedule_id, all_schedules)
 
-    def resume(self, schedule_id: str | None = None) -> list[AnyMessageId]:
+    def resume(
+        self, schedule_id: str | None = None, *, all_schedules: bool = False
+    ) -> list[AnyMessageId]:
         """End a pause.
 
         Raises:
-            As ``cancel``.
+            As ``pause``.
         """
-        return self._tell(RESUME_PROPERTY, schedule_id)
+        return self._tell_one_or_all(RESUME_PROPERTY, schedule_id, all_schedules)
 
     def partition_of(self, schedule_id: str) -> str:
         """Return the topic partition to which ``put`` sends an id.
@@ -270,8 +275,16 @@ class Schedules:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _tell(self, name: str, schedule_id: str | None) -> list[AnyMessageId]:
-        target = "all" if schedule_id is None else f"schedule={_checked(schedule_id)}"
+    def _tell_one_or_all(
+        self, name: str, schedule_id: str | None, all_schedules: bool
+    ) -> list[AnyMessageId]:
+        if (schedule_id is None) != all_schedules:
+            raise UsageError("give the id of a schedule, or all_schedules=True, and not both")
+        return self._tell(
+            name, "all" if schedule_id is None else f"schedule={_checked(schedule_id)}"
+        )
+
+    def _tell(self, name: str, target: str) -> list[AnyMessageId]:
         # Schedules may be on a partition that has just been added.
         partitions = self._look_up(anew=True)
         # A message without a value fits every schema.
