@@ -495,6 +495,16 @@ def test_the_command_prints_the_first_occurrence(
         assert text.startswith(f"schedule a repeats from {shown} on, stored in ")
 
 
+def test_the_command_says_how_to_create_a_topic_that_is_missing() -> None:
+    missing = TOPIC + "s"
+    with Peer(missing_topics={missing}, topics=[TOPIC]) as peer:
+        said = ledgerlake(
+            "schedule", missing, "--service-url", peer.url, "--id", "a", "--in", "1 hour", "x"
+        )
+    assert said.returncode != 0
+    assert said.stderr.strip().endswith(f"; --create-topic creates {missing}")
+
+
 def test_a_message_that_is_moved_keeps_what_was_stored_of_it() -> None:
     metadata = pb.MessageMetadata(
         producer_name="p",

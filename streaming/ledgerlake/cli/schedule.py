@@ -20,7 +20,7 @@ from ledgerlake.cli.command import (
     client_settings,
     start_spark,
 )
-from ledgerlake.errors import UsageError
+from ledgerlake.errors import TopicNotFoundError, UsageError
 from ledgerlake.wire.entry import read_stamp
 from ledgerlake.wire.schedules import (
     CATCH_UP_PROPERTY,
@@ -243,9 +243,15 @@ def _schedule(options: argparse.Namespace) -> int:
         "jitter": _span("--jitter", options.jitter),
         "catch_up": options.catch_up,
     }
-    with Schedules(
-        client_settings(options), options.topic, creates_topic=options.create_topic
-    ) as schedules:
+    try:
+        opened = Schedules(
+            client_settings(options), options.topic, creates_topic=options.create_topic
+        )
+    except TopicNotFoundError as error:
+        raise TopicNotFoundError(
+            f"{error.message}; --create-topic creates {options.topic}"
+        ) from None
+    with opened as schedules:
         try:
             message_id = schedules.put(
                 options.id, value, at=at_ms, key=options.key, expires=expires_ms, **rule
