@@ -42,7 +42,7 @@ def reference() -> str:
         '`spark.readStream.format("ledgerlake")`, `spark.read.format("ledgerlake")`:\n',
         _spark_table(SourceOptions),
         "## Writing\n",
-        '`df.writeStream.format("ledgerlake")`, `df.write.format("ledgerlake")`:\n',
+        '`df.writeStream.format("ledgerlake")`, `df.write.format("ledgerlake").mode("append")`:\n',
         _spark_table(SinkOptions),
         "## The configuration file of `ledgerlake run`\n",
         "A whole file is in [configure and run a pipeline](pipeline.md#your-own-topic).\n",
