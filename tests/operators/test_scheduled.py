@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -194,6 +195,8 @@ def test_a_message_expires_by_the_time_of_the_micro_batch_that_releases_it(clock
     messages, rejects = find_in_due(decoded(frames), frames, clock_ms)
     assert messages.num_rows == delivered
     assert [reject.reason for reject in rejects] == ["expired"] * (2 - delivered)
+    times = r"it expired at 1970-01-01T[0-9:.]+Z and was released at 1970-01-01T[0-9:.]+Z"
+    assert all(re.fullmatch(times, reject.detail or "") for reject in rejects)
 
 
 def test_schedules_beyond_the_room_in_a_task_are_rejected_in_words() -> None:

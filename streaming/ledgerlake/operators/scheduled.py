@@ -28,6 +28,7 @@ from ledgerlake.reasons import BAD_SCHEDULE, EXPIRED, SCHEDULE_REFUSED, Reason
 from ledgerlake.schedules.cancel_messages import rows_with_property, stored_times_ms
 from ledgerlake.schedules.cancels import cancel_of
 from ledgerlake.schedules.repetition import parse_repetition, rate_of
+from ledgerlake.stored.offsets import time_text
 from ledgerlake.wire.entry import peek_metadata, read_stamp
 from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.schedules import (
@@ -320,7 +321,7 @@ def _expired(expires_ms: int | None, clock_ms: int | None) -> tuple[Reason, str]
         return None
     return (
         EXPIRED,
-        f"it expired at {expires_ms} and was released at {clock_ms}, in milliseconds since 1970",
+        f"it expired at {time_text(expires_ms)} and was released at {time_text(clock_ms)}",
     )
 
 
