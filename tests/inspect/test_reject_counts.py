@@ -68,7 +68,7 @@ def test_rejects_are_counted_by_reason_and_topic_with_the_last_of_each(config: C
     assert (largest.reason, largest.topic, largest.rejects) == ("encrypted", "t", 2)
     assert (largest.message_id, largest.detail) == ("1:2", "no such key")
     assert largest.sentence() == (
-        "2 encrypted of t, the last one stored by the broker at 1970-01-01T00:00:05.000+00:00 "
+        "2 encrypted of t, the last one stored by the broker at 1970-01-01T00:00:05.000Z "
         "(1:2: no such key)"
     )
     assert [(count.reason, count.topic, count.last is None) for count in others] == [
@@ -83,6 +83,12 @@ def test_the_command_prints_a_line_for_each(tmp_path: Path, config: Config) -> N
     assert result.stdout == "1 bad_checksum of t (1:4)\n"
     result = ledgerlake("rejects", config_file(tmp_path, data_of(tmp_path)), "--json")
     assert json.loads(result.stdout)["rejects"] == 1
+
+
+def test_times_are_iso_in_utc_in_json_too(tmp_path: Path, config: Config) -> None:
+    write(config, reject(4, "bad_checksum", time_ms=5000))
+    result = ledgerlake("rejects", config_file(tmp_path, data_of(tmp_path)), "--json")
+    assert json.loads(result.stdout)["last"] == "1970-01-01T00:00:05.000Z"
 
 
 def test_one_reason_is_asked_for(tmp_path: Path, config: Config) -> None:

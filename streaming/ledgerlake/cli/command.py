@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import signal
 import sys
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,6 +55,17 @@ def add_command(
     )
     parser.set_defaults(command=command)
     return parser
+
+
+def json_text(shown: object) -> str:
+    """Return what a command prints with ``--json``; times are ISO-8601 in UTC."""
+    return json.dumps(shown, default=_plain)
+
+
+def _plain(value: object) -> str:
+    from ledgerlake.stored.offsets import time_text
+
+    return time_text(round(value.timestamp() * 1000)) if isinstance(value, datetime) else str(value)
 
 
 def add_topic(parser: argparse.ArgumentParser) -> None:

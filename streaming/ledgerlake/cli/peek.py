@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING
 
-from ledgerlake.cli.command import add_command, add_service_url, add_topic, client_settings
+from ledgerlake.cli.command import (
+    add_command,
+    add_service_url,
+    add_topic,
+    client_settings,
+    json_text,
+)
 from ledgerlake.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,7 +50,7 @@ def _peek(options: argparse.Namespace) -> int:
     is_empty = True
     for entry in peek(client_settings(options), options.topic, options.start, options.count):
         is_empty = False
-        print(json.dumps(entry, default=str) if options.json else entry_line(entry))
+        print(json_text(entry) if options.json else entry_line(entry))
     if is_empty:
         after = "" if options.start == "last" else f" from {options.start} on"
         print(f"{options.topic} has no entry{after}", file=sys.stderr)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ledgerlake.cli.command import add_command, add_service_url, add_topic, client_settings
+from ledgerlake.cli.command import (
+    add_command,
+    add_service_url,
+    add_topic,
+    client_settings,
+    json_text,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -51,7 +56,7 @@ def _positions(options: argparse.Namespace) -> int:
         bound = parse_message_id(options.id)
     for place in find_places(client_settings(options), options.topic, bound):
         if options.json:
-            print(json.dumps(asdict(place), default=str))
+            print(json_text(asdict(place)))
             continue
         where = (
             f"{place.message_id} ({place.serialised})"

@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ledgerlake.cli.command import add_command, load_config_with_paths
+from ledgerlake.cli.command import add_command, json_text, load_config_with_paths
 
 if TYPE_CHECKING:
     import argparse
@@ -49,7 +49,7 @@ def _rejects(options: argparse.Namespace) -> int:
 
     counts = count_rejects(load_config_with_paths(options.config), options.reason)
     for count in counts:
-        print(json.dumps(asdict(count), default=str) if options.json else count.sentence())
+        print(json_text(asdict(count)) if options.json else count.sentence())
     if not counts and not options.json:
         print(f"there are no rejects{' of ' + ', '.join(options.reason) if options.reason else ''}")
     return 0
