@@ -95,8 +95,11 @@ def _first_value(entry: bytes) -> str | None:
 def entry_line(row: dict[str, Any]) -> str:
     """Return an entry as one line of text."""
     partition = f" p{row['partition']}" if row["partition"] >= 0 else ""
+    last, count = row["broker_index"], row["num_messages_in_batch"] or 1
+    # The broker gives a batch the number of its last message.
+    index = f"{last - count + 1} to {last}" if last is not None and count > 1 else last
     broker = (
-        f"broker {_clock(row['broker_timestamp'])} index {row['broker_index']}"
+        f"broker {_clock(row['broker_timestamp'])} index {index}"
         if row["broker_timestamp"]
         else "no broker metadata"
     )
