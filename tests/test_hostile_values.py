@@ -254,6 +254,7 @@ REASONS = {
     "streaming/ledgerlake/operators/schedule_events.py::delayed_ids": SECRET,
     "streaming/ledgerlake/operators/stateful.py::stateful": NAMES,
     "streaming/ledgerlake/operators/task_controls.py::_take": PLACES,
+    "streaming/ledgerlake/operators/task_controls.py::at_once": PLACES,
     "streaming/ledgerlake/operators/transforms.py::apply": ROWS,
     "streaming/ledgerlake/operators/transforms.py::_make": ROWS,
     "streaming/ledgerlake/operators/transforms.py::_with_partitions": ROWS,

@@ -159,9 +159,6 @@ def run(
         data = input_of(target, seed, index)
         input_began = time.process_time()
         failure, taken, peak_bytes = judge(target, data, memory, traced=index % traced_every == 0)
-        if failure is not None and failure[0] == _TOO_MUCH_MEMORY:
-            # A kernel is compiled for the first input that needs it.
-            failure, taken, peak_bytes = judge(target, data, memory)
         input_s = time.process_time() - input_began
         if input_s > result.longest_s and index % traced_every:
             result.longest_s, result.longest_index = input_s, index
@@ -186,6 +183,17 @@ def judge(
     that it took.
     """
     memory = memory or Memory()
+    judged = _judge_once(target, data, memory, traced=traced)
+    failure = judged[0]
+    if failure is not None and failure[0] == _TOO_MUCH_MEMORY:
+        # A kernel is compiled for the first input that needs it.
+        judged = _judge_once(target, data, memory, traced=True)
+    return judged
+
+
+def _judge_once(
+    target: Target, data: bytes, memory: Memory, *, traced: bool
+) -> tuple[tuple[str, str] | None, bool, int]:
     failure: tuple[str, str] | None = None
     work = -1
     with memory.measured(traced):
