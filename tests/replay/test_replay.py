@@ -139,7 +139,8 @@ def reject_entries(
         data_folder(settings.rejects_place, schema.REJECTS, "part-00000007-00000")
     )
     writer.write(pa.Table.from_pylist(rejected, schema=schema.REJECTS))
-    table._append(writer.finish(), {"test": len(entries)}, None, "test")
+    version = DeltaTable(table.path.uri).version()
+    table._append(writer.finish(), {"test": len(entries)}, None, "test", version)
 
 
 def reject_misfit(settings: Config, message: pa.RecordBatch, reason: str) -> None:

@@ -28,6 +28,7 @@ from ledgerlake.values.record_rows import PULSAR_FIELDS, rows_schema
 from tests.table.rows import rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from ledgerlake.table.ordered_files import DataFile
@@ -49,11 +50,11 @@ def created(place: Place, record: pa.StructType = ID) -> RecordTable:
     return table
 
 
-def write(table: RecordTable, number: int) -> list[DataFile]:
+def write(table: RecordTable, number: int, task: str = "00000") -> list[DataFile]:
     messages = rows([number], number, key=f"k{number}", is_null=False)
     record = pa.array([{"id": number}], table.record)
     columns = [*(messages[field.name] for field in PULSAR_FIELDS), record]
-    writer = OrderedWriter(data_folder(table.path, table.schema, f"part-{number:08}-00000"), None)
+    writer = OrderedWriter(data_folder(table.path, table.schema, f"part-{number:08}-{task}"), None)
     writer.write(pa.RecordBatch.from_arrays(columns, schema=table.schema))
     return writer.finish()
 
@@ -437,3 +438,39 @@ def test_a_column_that_a_restore_takes_away_and_another_writer_adds_otherwise_en
         commit(table, 0, write(table, 0))
     with pytest.raises(TableError, match="changed the columns new of the table"):
         table.append_once("replay", 1, None, write(table, 1))
+
+
+def _set_property(place: Place) -> None:
+    DeltaTable(place.uri).alter.set_table_properties({"delta.appendOnly": "false"})
+
+
+def _add_column(place: Place) -> None:
+    DeltaTable(place.uri).alter.add_columns([Field("checked", "boolean")])
+
+
+def _restore(place: Place) -> None:
+    DeltaTable(place.uri).restore(0, protocol_downgrade_allowed=True)
+
+
+@pytest.mark.parametrize("change", [_set_property, _add_column, _restore])
+@pytest.mark.parametrize("kind", [RecordTable, LatestRecordTable])
+def test_two_processes_that_commit_the_same_around_another_writers_change_land_once(
+    place: Place, kind: type[RecordTable], change: Callable[[Place], None]
+) -> None:
+    first = kind(place)
+    first.add_columns(ID)
+    first.create()
+    more = pa.struct([("new", pa.string())])
+    first.add_columns(more)
+    second = kind(place)
+    assert second.check(None)
+    record = BatchCommit("stream", "query", 0, 0)
+    files = write(first, 0, "first"), write(second, 0, "second")
+    assert not first.contains(record)
+    assert not second.contains(record)
+    change(place)
+    first.commit(record, files[0], {})
+    with pytest.raises(TableError, match="could not be committed"):
+        second.commit(record, files[1], {})
+    query = QueryBuilder().register("t", DeltaTable(place.uri))
+    assert pa.table(query.execute("select id from t"))["id"].to_pylist() == [0]

@@ -290,7 +290,8 @@ def test_a_commit_that_cannot_be_read_back_is_refused_and_the_way_on_is_said(
             file.unlink()
     else:
         table = Table(tables["rejects"].path, schema.REJECTS)
-        table._append(written(table, [rejected(1)]), {BATCH.query: 4}, None, "")
+        version = DeltaTable(table.path.uri).version()
+        table._append(written(table, [rejected(1)]), {BATCH.query: 4}, None, "", version)
     version = DeltaTable(tables["rejects"].path.uri).version()
     with pytest.raises(
         CheckpointError,

@@ -84,6 +84,8 @@ from ledgerlake.table.open_table import (
     existing_table,
     files_added_at,
     open_delta,
+    read_commit,
+    transactions_in,
     transactions_of,
 )
 from ledgerlake.table.ordered_files import (
@@ -157,6 +159,8 @@ class Table:
         self._opened: DeltaTable | None = None
         self._opened_with: dict[str, str] | None = None
         self._is_refreshed = False
+        # The version that ``contains`` has asked last.
+        self._asked_version = -1
         # The known transactions of the open version, and of the version that this process made
         # last.
         self._numbers: dict[str, int | None] = {}
@@ -459,18 +463,19 @@ class Table:
             TableError: the commit did not land, or it is not known whether it did; or the table has
                 another number.
         """
-        known = self.number(name)
+        table = self._current()
+        known = self._number(table, name)
         if known == number:
             return
         if known != before:
             raise TableAccessError(
                 f"another process has committed to the table at {self.path} by {name}; start again"
             )
-        self._fitting(self._opened or self._current())
+        asked = table.version()
+        self._fitting(table)
         numbers = {name: number, f"{name}:attempt": secrets.randbits(63)}
-        self._append(
-            files, numbers, None, f"the files of {name} could not be committed to {self.path}"
-        )
+        attempt = f"the files of {name} could not be committed to {self.path}"
+        self._append(files, numbers, None, attempt, asked)
 
     def begin_stream(
         self, stream: str, topic_partitions: Iterable[str] = (), *, takes_over: bool = False
@@ -497,7 +502,8 @@ class Table:
         if not numbers:
             return
         numbers[_ATTEMPT_PREFIX + stream] = secrets.randbits(63)
-        self._append([], numbers, None, f"the stream {stream} could not be recorded in {self.path}")
+        attempt = f"the stream {stream} could not be recorded in {self.path}"
+        self._append([], numbers, None, attempt, table.version())
 
     def outbox_messages(self, outbox: str) -> int | None:
         """Return how many messages an outbox had up to the last commit; None if no commit records
@@ -521,6 +527,7 @@ class Table:
         # Bringing the table up to date costs requests to its store, so all checks read one
         # version.
         table = self._current()
+        self._asked_version = table.version()
         self._check_writer(table, batch)
         self._check_not_taken_over(table, batch)
         recorded = self._recorded(table, batch.query)
@@ -589,7 +596,7 @@ class Table:
             **{_TIME_PREFIX + name: time_us for name, time_us in times_us.items()},
         }
         attempt = f"batch {batch.batch_id} could not be committed to {self.path}"
-        self._append(files, numbers, {"ledgerlake": batch.to_json()}, attempt)
+        self._append(files, numbers, {"ledgerlake": batch.to_json()}, attempt, self._asked_version)
 
     def _check_present(self, batch: BatchCommit, files: list[DataFile]) -> None:
         """Check that all files exist: while a process is suspended, a vacuum may remove its files.
@@ -687,14 +694,25 @@ class Table:
         numbers: dict[str, int],
         metadata: dict[str, str] | None,
         attempt: str,
+        asked: int,
     ) -> None:
+        """Commit files with numbers.
+
+        Args:
+            asked: the version that was found to lack the numbers. The commit may come behind later
+                ones, which another process may have made with the same numbers.
+
+        Raises:
+            TableError: as ``commit``.
+        """
         for _ in range(_COMMIT_ATTEMPTS):
             table = self._opened or self._current()
             properties = table.metadata().configuration
             fitting = [with_named_statistics(file, properties) for file in files]
             try:
+                self._check_not_there(asked, table.version(), numbers)
                 self._append_to(table, fitting, numbers, metadata)
-            except (DeltaError, OSError) as error:
+            except (DeltaError, OSError, ValueError) as error:
                 if self._has_landed(numbers):
                     return
                 reason = self.path.reason(error)
@@ -711,6 +729,16 @@ class Table:
                 self._own_numbers = {**self._numbers, **numbers}
                 return
         raise TableAccessError(f"{attempt}: {reason}")
+
+    def _check_not_there(self, before: int, version: int, numbers: dict[str, int]) -> None:
+        """Check that no other writer has committed with one of the same transactions.
+
+        Raises:
+            OSError, ValueError: it has, or a commit cannot be read.
+        """
+        for number in range(before + 1, version + 1):
+            if not transactions_in(read_commit(self.path, number)).keys().isdisjoint(numbers):
+                raise OSError("a concurrent transaction has the same app id")
 
     def _append_to(
         self,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.log_commit import write_checkpoint
-from ledgerlake.table.open_table import read_commit
 from ledgerlake.table.properties import checkpoint_interval
 
 if TYPE_CHECKING:
@@ -61,25 +60,11 @@ class OwnCommits(Table):
             if version is not None:
                 self._keep_up_log(table, version)
                 return
-            table = self._load()
+            table = self._fitting(self._load())
             self._check_not_there(before, table.version(), numbers)
-            table = self._fitting(table)
         raise OSError("other writers commit to the table without pause")
 
     def _keep_up_log(self, table: DeltaTable, version: int) -> None:
         """Write a checkpoint of the log after a commit, if one is due."""
         if version % checkpoint_interval(table) == 0:
             write_checkpoint(self.path)
-
-    def _check_not_there(self, before: int, version: int, numbers: dict[str, int]) -> None:
-        """Check that no other writer has committed with one of the same transactions.
-
-        Raises:
-            OSError, ValueError: it has, or a commit cannot be read.
-        """
-        for number in range(before + 1, version + 1):
-            actions = read_commit(self.path, number)
-            if not {action["txn"]["appId"] for action in actions if "txn" in action}.isdisjoint(
-                numbers
-            ):
-                raise OSError("a concurrent transaction has the same app id")

@@ -120,10 +120,14 @@ class RecordTable(MetadataCommits):
         writer took them away, as ``RESTORE`` of Delta does.
         """
         if self._changed(table):
-            own = self.schema
-            self.add_columns(self.record)
-            # The files have these columns, and the table may have got others of their names.
-            self.schema, table = own, self._opened or self._current()
+            own, record, learned = self.schema, self.record, self.learned
+            try:
+                self._adopt(table)
+                self.add_columns(record, learned)
+            finally:
+                # The files have these columns, and the table may have got others of their names.
+                self.schema = own
+            table = self._opened or self._current()
         return super()._fitting(table)
 
     def _changed(self, existing: DeltaTable) -> list[str]:

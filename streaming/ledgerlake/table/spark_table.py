@@ -258,7 +258,8 @@ class SparkTable(OwnCommits):
         if since is not None and version - since < _COMMITS_PER_PLACE:
             return
         attempt = f"batch {batch.batch_id} could not be committed to {self.path}"
-        self._append([], {since_of(batch.query): version, **writer_numbers(batch)}, None, attempt)
+        numbers = {since_of(batch.query): version, **writer_numbers(batch)}
+        self._append([], numbers, None, attempt, table.version())
 
     def _sort_keys(self) -> list[Column]:
         position = [
