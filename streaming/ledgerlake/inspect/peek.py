@@ -17,6 +17,7 @@ from ledgerlake.options.bounds import parse_start
 from ledgerlake.runtime.guarded_output import printable
 from ledgerlake.source.bounds import end_position, matching_partitions, resolve_start
 from ledgerlake.source.read_until import next_until
+from ledgerlake.wire.entry import index_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +36,8 @@ _MOST_BYTES = 8 * 1024 * 1024
 
 def peek(settings: ClientSettings, topic: str, start: str, count: int) -> Iterator[dict[str, Any]]:
     """Yield up to ``count`` entries of each topic partition as rows of ``schema.ENTRIES``, with the
-    number of bytes in place of the bytes, and the beginning of the first value as text.
+    number of bytes in place of the bytes, by how much the entry raised the broker's index, and the
+    beginning of the first value as text.
 
     Args:
         start: ``earliest``, a message id, or ``last`` for the last entries of the last ledger.
@@ -76,10 +78,16 @@ def described_entries(
 
 
 def _described(rows: pa.RecordBatch) -> dict[str, Any]:
-    """Return the single row of an entry, with its size in place of its bytes, and ``value``."""
+    """Return the single row of an entry, with its size in place of its bytes, ``index_count`` and
+    ``value``.
+    """
     row: dict[str, Any] = rows.to_pylist()[0]
     entry = row.pop("entry")
-    return row | {"entry_bytes": len(entry), "value": _first_value(entry)}
+    return row | {
+        "entry_bytes": len(entry),
+        "index_count": index_count(memoryview(entry)),
+        "value": _first_value(entry),
+    }
 
 
 def _first_value(entry: bytes) -> str | None:
@@ -95,7 +103,7 @@ def _first_value(entry: bytes) -> str | None:
 def entry_line(row: dict[str, Any]) -> str:
     """Return an entry as one line of text."""
     partition = f" p{row['partition']}" if row["partition"] >= 0 else ""
-    last, count = row["broker_index"], row["num_messages_in_batch"] or 1
+    last, count = row["broker_index"], row["index_count"]
     # The broker gives a batch the number of its last message.
     index = f"{last - count + 1} to {last}" if last is not None and count > 1 else last
     broker = (

@@ -1,0 +1,32 @@
+"""How a stored entry is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from ledgerlake.client.cluster import ClientSettings
+from ledgerlake.inspect.peek import entry_line, peek
+from tests.entries import batch, single
+from tests.peer import TOPIC, Peer
+
+
+@pytest.mark.parametrize(
+    ("entry", "index"),
+    [
+        pytest.param(single(b"a", index=15), "15", id="single"),
+        pytest.param(batch([b"a"], index=15), "15", id="batch of one"),
+        pytest.param(batch([b"a"] * 10, index=15), "6 to 15", id="batch"),
+        pytest.param(
+            batch([b"a"] * 10, index=15, txnid_most_bits=2, txnid_least_bits=1),
+            "15",
+            id="batch of a transaction",
+        ),
+    ],
+)
+def test_an_entry_is_shown_with_the_numbers_that_the_broker_gave_its_messages(
+    entry: bytes, index: str
+) -> None:
+    with Peer() as peer:
+        peer.add(entry)
+        (row,) = peek(ClientSettings(peer.url), TOPIC, "earliest", 5)
+    assert f" index {index}  published " in entry_line(row)
