@@ -357,6 +357,19 @@ def test_a_table_that_no_topic_reaches_and_topics_that_reach_no_table_are_warnin
     assert [finding for finding in beside if finding.check == "routing"] == expected[:1]
 
 
+def test_topics_without_a_schema_yet_are_not_lost_to_a_table_that_names_one(
+    peer: Peer, tmp_path: Path
+) -> None:
+    named = {"path": f"{tmp_path}/named", "schema": "Order"}
+    elsewhere = {**named, "topics_pattern": "ordersss"}
+    lost = f"messages of {TOPIC} would be rejects"
+    for table, is_lost in ((named, False), (elsewhere, True)):
+        findings = of_tables(peer, tmp_path, table)
+        texts = [finding.text for finding in findings if finding.check == "routing"]
+        assert texts[0].startswith(f"[[tables]] {tmp_path}/named gets no message: ")
+        assert [text.startswith(lost) for text in texts[1:]] == [True] * is_lost
+
+
 def test_a_schema_that_no_table_of_records_can_have(peer: Peer, tmp_path: Path) -> None:
     fields = [{"name": "pulsar", "type": "int"}]
     definition = json.dumps({"type": "record", "name": "Order", "fields": fields})

@@ -32,11 +32,15 @@ def tables_without_messages(tables: Sequence[TableOptions], records: Records) ->
 
 
 def topics_without_table(tables: Sequence[TableOptions], records: Records) -> list[str]:
-    """Return the topics whose messages no table takes."""
+    """Return the topics whose messages no table takes. A topic without a schema yet may still get
+    the one that a table names.
+    """
     return [
         topic
         for topic, names in records.items()
-        if not any(table.of_topic(topic) and _takes(table, names) for table in tables)
+        if not any(
+            table.of_topic(topic) and (not names or _takes(table, names)) for table in tables
+        )
     ]
 
 
