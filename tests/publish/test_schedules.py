@@ -495,14 +495,17 @@ def test_the_command_prints_the_first_occurrence(
         assert text.startswith(f"schedule a repeats from {shown} on, stored in ")
 
 
-def test_the_command_says_how_to_create_a_topic_that_is_missing() -> None:
+def test_the_command_says_how_to_create_a_topic_that_is_missing_if_it_was_not_told_to() -> None:
     missing = TOPIC + "s"
     with Peer(missing_topics={missing}, topics=[TOPIC]) as peer:
-        said = ledgerlake(
-            "schedule", missing, "--service-url", peer.url, "--id", "a", "--in", "1 hour", "x"
-        )
+        command = ("schedule", missing, "--service-url", peer.url, "--id", "a", "--in", "1 hour")
+        said = ledgerlake(*command, "x")
+        told = ledgerlake(*command, "--create-topic", "x")
     assert said.returncode != 0
     assert said.stderr.strip().endswith(f"; --create-topic creates {missing}")
+    assert told.returncode == said.returncode
+    assert missing in told.stderr
+    assert "--create-topic" not in told.stderr
 
 
 def test_a_message_that_is_moved_keeps_what_was_stored_of_it() -> None:

@@ -248,6 +248,8 @@ def _schedule(options: argparse.Namespace) -> int:
             client_settings(options), options.topic, creates_topic=options.create_topic
         )
     except TopicNotFoundError as error:
+        if options.create_topic:
+            raise
         raise TopicNotFoundError(
             f"{error.message}; --create-topic creates {options.topic}"
         ) from None
