@@ -84,6 +84,12 @@ def test_a_lag_over_a_broker_that_began_to_count_again_is_not_counted() -> None:
         ("2023-11-14T22:13:20.002Z", 1, 0, True),
         ("2023-11-14T22:13:20.002Z", 0, 1, False),
         ("index 9", 1, 2, False),
+        ("index 3", 2, 1, False),
+        ("index 3", 3, 0, True),
+        ("7:3", 3, 0, True),
+        ("index 4", 3, 0, False),
+        ("7:4", 3, 0, False),
+        ("2023-11-14T22:13:20.004Z", 3, 0, False),
         ("latest", 3, 0, False),
     ],
 )

@@ -68,7 +68,8 @@ def find_lags(config: Config) -> list[Lag]:
 
     Raises:
         BrokerError, TransportError, ProtocolError: the topics cannot be read.
-        SetupError: there is no checkpoint.
+        SetupError: there is no checkpoint, or the ending is an index and the entries have none.
+        UsageError: the ending cannot be found in a topic partition.
     """
     checkpoint = Checkpoint(config.checkpoint_place)
     start = checkpoint.existing_start()
@@ -93,19 +94,20 @@ def _is_another_topic(cluster: Cluster, name: str, taken: PartitionOffset, end: 
     return entry is not None and not is_entry(taken, entry.entry)
 
 
-def _lag(cluster: Cluster, name: str, taken: PartitionOffset, ending: Bound) -> Lag:
+def _lag(cluster: Cluster, name: str, taken: PartitionOffset, bound: Bound) -> Lag:
     latest = latest_offset(cluster, name)
     if _is_another_topic(cluster, name, taken, latest.position):
-        lag = _lag(cluster, name, PartitionOffset(BEFORE_ALL), ending)
+        lag = _lag(cluster, name, PartitionOffset(BEFORE_ALL), bound)
         return replace(lag, taken=str(taken.position), is_another_topic=True)
     # The planner and the metrics count to the same end.
-    end = EndBound(cluster, name, ending).cap(latest)
+    ending = EndBound(cluster, name, bound)
+    end = ending.cap(latest)
     is_read = not end.is_beyond(taken)
     position = taken.next_position if taken.position != BEFORE_ALL else BEFORE_ALL
     last = end.position if end.batch_index is None else end.next_position
     first = None if is_read or last == BEFORE_ALL else entry_from(cluster, name, position, last)
     if first is None:
-        has_ended = is_read and latest.is_beyond(end)
+        has_ended = is_read and ending.is_reached(latest)
         return Lag(name, str(taken.position), str(end), 0, 0, has_ended=has_ended)
     taken_messages = (
         0 if taken.batch_index is None or first.position != position else taken.batch_index + 1

@@ -313,10 +313,22 @@ class EndBound:
         """Return the position up to which the stream may read, if the topic now ends at
         ``latest``.
         """
+        end = self._resolved(latest)
+        return end if end is not None and latest.is_beyond(end) else latest
+
+    def is_reached(self, latest: PartitionOffset) -> bool:
+        """Return whether the topic, which now ends at ``latest``, has the end, so that the stream
+        reads nothing that comes later.
+        """
+        end = self._resolved(latest)
+        return end is not None and not end.is_beyond(latest)
+
+    def _resolved(self, latest: PartitionOffset) -> PartitionOffset | None:
+        """Return where the end is; None as long as only messages that come later can tell."""
         if self._end is None and self._may_be_reached(latest):
             self._end = _resolve_named_end(self._cluster, self._topic_partition, self._bound)
             self._searched_to = latest.position
-        return self._end if self._end is not None and latest.is_beyond(self._end) else latest
+        return self._end
 
     def _may_be_reached(self, latest: PartitionOffset) -> bool:
         """Return whether the topic may have reached the end, so that a search for it makes
