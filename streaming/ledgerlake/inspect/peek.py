@@ -36,8 +36,8 @@ _MOST_BYTES = 8 * 1024 * 1024
 
 def peek(settings: ClientSettings, topic: str, start: str, count: int) -> Iterator[dict[str, Any]]:
     """Yield up to ``count`` entries of each topic partition as rows of ``schema.ENTRIES``, with the
-    number of bytes in place of the bytes, by how much the entry raised the broker's index, and the
-    beginning of the first value as text.
+    number of bytes in place of the bytes, and the beginning of the first value as text.
+    ``index_count`` is by how much an entry raised the broker's index.
 
     Args:
         start: ``earliest``, a message id, or ``last`` for the last entries of the last ledger.
