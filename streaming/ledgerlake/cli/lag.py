@@ -20,7 +20,7 @@ def add(commands: Commands) -> None:
         commands,
         "lag",
         _lag,
-        "how far the table is behind its topics",
+        "how far the table is behind its topics, or behind the stream's ending",
         "ledgerlake lag orders.toml",
     )
     command.add_argument("config", metavar="CONFIG", help="the TOML file")
