@@ -79,7 +79,8 @@ def check_moves(config: Config, source: TopicPartition, entry: bytes, due_ms: in
     if rule is None and not is_hit(due_ms, int(time.time() * 1000)):
         raise UsageError(
             f"the message was due at {time_text(due_ms)}, so nothing that is sent now replaces it, "
-            "and the stream delivers it when it goes on; ledgerlake schedule sends another one"
+            "and the stream delivers it when it goes on, or rejects it if it has expired; "
+            "ledgerlake schedule sends another one"
         )
     if rule is None:
         return
