@@ -21,6 +21,7 @@ from ledgerlake.options.config import Config, parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.cancel import cancel
 from ledgerlake.publish.schedules import move, moved
+from ledgerlake.schedules.repetition import Repetition, occurrences
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.limits import MAX_TIME_MS
 from tests.live.pipelines import ledgerlake
@@ -443,10 +444,10 @@ def test_all_schedules_are_paused_on_each_topic_partition() -> None:
 def test_the_commands_repeat_pause_and_resume() -> None:
     with Peer() as peer:
         where = (TOPIC, "--service-url", peer.url)
-        rule = ("--cron", "0 9 * * *", "--timezone", "Asia/Tokyo", "--from", "2026-05-02T12:00:00Z", "--until", "2027-01-01T00:00:00Z")  # fmt: skip
+        rule = ("--cron", "0 9 * * *", "--timezone", "Asia/Tokyo", "--from", "2100-05-02T12:00:00Z", "--until", "2101-01-01T00:00:00Z")  # fmt: skip
         said = ledgerlake("schedule", *where, "--id", "a", *rule, "x")
         assert said.returncode == 0, said.stderr
-        assert said.stdout.startswith("schedule a repeats from ")
+        assert said.stdout.startswith("schedule a repeats from 2100-05-03T00:00:00.000Z on, stored")
         for command, holds in (
             ("pause", "what it has due from now on\n"),
             ("resume", "until ledgerlake resume --all\n"),
@@ -456,7 +457,7 @@ def test_the_commands_repeat_pause_and_resume() -> None:
             assert said.stdout.endswith(holds)
         assert json.loads(ledgerlake("pause", *where, "--all", "--json").stdout)["id"] is None
         assert [properties.get("ledgerlake.until") for _, _, properties in sent(peer)] == [
-            "1798761600000",
+            "4133980800000",
             None,
             None,
             None,
@@ -493,6 +494,43 @@ def test_the_command_prints_the_first_occurrence(
     else:
         assert shown_ms == first_ms
         assert text.startswith(f"schedule a repeats from {shown} on, stored in ")
+
+
+@pytest.mark.parametrize(
+    ("rule", "first_ms"),
+    [
+        (("--every", "1 hour"), None),
+        (("--every", "1 hour", "--from", "2026-05-02T12:00:00Z"), None),
+        (("--every", "1 hour", "--from", "2100-01-01T00:00:00Z"), 4_102_444_800_000),
+        (("--every", "R/2100-01-01T00:00:00Z/PT1H"), 4_102_444_800_000),
+        (("--cron", "0 0 1 1 *", "--from", "2100-01-01T00:00:00Z"), 4_102_444_800_000),
+    ],
+    ids=["from now", "from a past time", "from a future time", "an interval with a start", "cron"],
+)
+def test_the_command_prints_the_first_jitter_only_if_it_is_known(
+    rule: tuple[str, ...], first_ms: int | None
+) -> None:
+    """The jitter is a hash of a time that is the broker's, if a duration counts from now."""
+    with Peer() as peer:
+        command = ("schedule", TOPIC, "--service-url", peer.url, "--id", "a", *rule, "x")
+        jitter = ("--jitter", "10 minutes")
+        before_ms = int(time.time() * 1000)
+        shown = json.loads(ledgerlake(*command, *jitter, "--json").stdout)
+        after_ms = int(time.time() * 1000)
+        text = ledgerlake(*command, *jitter).stdout
+    first = datetime.fromisoformat(shown["repeats_from"].replace("Z", "+00:00"))
+    shown_ms = round(first.timestamp() * 1000)
+    if first_ms is None:
+        assert before_ms <= shown_ms <= after_ms
+        assert shown["most_later_ms"] == 600_000
+        assert re.match(
+            r"schedule a repeats from \S+ on \(the first time up to 600 s later\), ", text
+        )
+    else:
+        yearly = Repetition(cron="0 0 1 1 *", jitter_ms=600_000)
+        due_ms = next(occurrences(yearly, "a", first_ms)).due_ms
+        assert (shown_ms, shown["most_later_ms"]) == (due_ms, 0)
+        assert text.startswith(f"schedule a repeats from {shown['repeats_from']} on, stored in ")
 
 
 def test_the_command_says_how_to_create_a_topic_that_is_missing_if_it_was_not_told_to() -> None:

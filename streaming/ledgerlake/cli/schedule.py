@@ -281,20 +281,23 @@ def _tell_stored(
     properties: Mapping[str, object],
     at_ms: int,
 ) -> None:
-    from ledgerlake.publish.schedules import first_due_ms
+    from ledgerlake.publish.schedules import FirstDue, first_due
     from ledgerlake.stored.offsets import time_text
     from ledgerlake.wire.schedules import parse_schedule
 
     # The only occurrence may be past by now.
-    due = time_text(first_due_ms(properties, at_ms) or at_ms)
+    first = first_due(properties, at_ms) or FirstDue(at_ms)
+    due, most_later_ms = time_text(first.time_ms), first.most_later_ms
     repeats = parse_schedule(properties).repeats
     if options.json:
         result = {"id": options.id, "topic": topic_partition, "message_id": str(message_id)}
-        print(json.dumps(result | ({"repeats_from": due} if repeats else {"due": due})))
+        when = {"repeats_from": due, "most_later_ms": most_later_ms} if repeats else {"due": due}
+        print(json.dumps(result | when))
     else:
         is_past = at_ms < int(time.time() * 1000)
+        later = f" (the first time up to {most_later_ms / 1000:g} s later)" if most_later_ms else ""
         says = (
-            f"repeats from {due} on"
+            f"repeats from {due} on{later}"
             if repeats
             else f"is due {due}{', which is past: at once' if is_past else ''}"
         )

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -361,21 +362,35 @@ def repetition_properties(
     return {name: text for name, text in texts.items() if text is not None}
 
 
-def first_due_ms(properties: Mapping[str, object], deliver_at_ms: int) -> int | None:
+@dataclass(frozen=True)
+class FirstDue:
+    """When a message is due for the first time: ``most_later_ms`` after ``time_ms`` at most."""
+
+    time_ms: int
+    most_later_ms: int = 0
+
+
+def first_due(properties: Mapping[str, object], deliver_at_ms: int) -> FirstDue | None:
     """Return when a message with an id that is stored now is due for the first time; None if its
     rule has no occurrence any more.
     """
     rule = parse_repetition(properties)
     if rule is None:
-        return deliver_at_ms
+        return FirstDue(deliver_at_ms)
     # A rule counts from when the broker stores the message, if that is later than its start.
-    start_ms = max(deliver_at_ms, int(time.time() * 1000))
+    now_ms = int(time.time() * 1000)
+    start_ms = max(deliver_at_ms, now_ms)
     first = next(occurrences(rule, str(properties[SCHEDULE_PROPERTY]), start_ms), None)
-    return None if first is None else first.due_ms
+    if first is None:
+        return None
+    if start_ms == now_ms and rule.every is not None and rule.every.start_ms is None:
+        # The jitter is a hash of the very millisecond at which the broker stores the message.
+        return FirstDue(first.nominal_ms, rule.jitter_ms)
+    return FirstDue(first.due_ms)
 
 
 def _check_occurs(properties: Mapping[str, object], start_ms: int) -> None:
-    if first_due_ms(properties, start_ms) is None:
+    if first_due(properties, start_ms) is None:
         raise UsageError(
             "its rule has no occurrence from its start on, so it would never be delivered"
         )
