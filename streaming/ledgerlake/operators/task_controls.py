@@ -5,8 +5,9 @@ they hold also if the payload cannot be read and the entry is a reject, for exam
 decrypts it. The properties of a batch are in its payload: if that cannot be read, nobody knows
 them. A delayed entry that is rejected before it waits has no effect.
 
-An entry has one outcome: one whose properties cannot be used is a reject for that, whether its
-payload can be read or not.
+An entry whose properties cannot be used is a reject for that alone, whether its payload can be read
+or not. Only ``cancel_refused`` is a reject beside another outcome: the entry is also written, or
+also a reject because its payload cannot be read.
 """
 
 from __future__ import annotations
