@@ -86,7 +86,8 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--catch-up",
         choices=["all", "last", "none"],
-        help="which of the repetitions that a stop delayed are delivered; default: all",
+        help="which of the repetitions that a stop, or a micro-batch of more than a minute, "
+        "delayed are delivered; default: all",
     )
     command.add_argument("--key", help="the key of the message")
     command.add_argument(

@@ -10,7 +10,8 @@ Rules kept here:
     in it, and keeps ``OVERDUE_BYTES`` of those messages. The first one for which there is no room
     stays due, and with it all that comes after it, other messages too. The next micro-batches take
     them, as they do those that come after the last row, if the index has kept further rows.
-  - Occurrences that are not delivered are passed together, ``MOST_PASSED`` in a micro-batch.
+  - Occurrences that are not delivered are passed together, ``MOST_PASSED`` in a micro-batch, and
+    all occurrences of the last minute.
   - Only the metadata of a message is read: it holds the properties, and is neither compressed nor
     encrypted.
 """
@@ -52,7 +53,8 @@ if TYPE_CHECKING:
 # The most occurrences of a micro-batch beyond the first one of each message.
 MOST_OVERDUE = 100_000
 
-# The most occurrences that a micro-batch passes: some seconds. Without passing, each takes a turn.
+# The most occurrences that a micro-batch passes, beyond the first one and the last minute of each
+# message: some seconds. Without passing, each takes a turn.
 MOST_PASSED = 100_000
 
 # The most bytes of messages that are kept to be delivered again in the micro-batch.

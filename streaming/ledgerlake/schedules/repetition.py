@@ -10,8 +10,8 @@
     ledgerlake.jitter     a duration up to one day: an occurrence is due up to so much later; not
                           longer than the shortest time between two occurrences, changes of the
                           clock aside, or they would come closer than the rule allows
-    ledgerlake.catchup    all, last or none of the occurrences that a stop delayed are delivered;
-                          all if it is missing
+    ledgerlake.catchup    all, last or none of the occurrences that a stop, or a micro-batch of more
+                          than a minute, delayed are delivered; all if it is missing
 
 A message has ``cron`` or ``every``, the others only with one of them, and no ``expires``. A value
 that cannot be understood makes the message a reject; no value stands for another one.
@@ -87,7 +87,9 @@ _DURATION = re.compile(
 
 
 class CatchUp(str, Enum):
-    """Which of the occurrences that a stop delayed are delivered after it."""
+    """Which of the occurrences that a stop, or a micro-batch of more than a minute, delayed are
+    delivered after it.
+    """
 
     ALL = "all"
     LAST = "last"

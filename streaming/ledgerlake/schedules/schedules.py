@@ -17,9 +17,10 @@ Rules kept here:
     store.
   - A message that repeats waits in the index for its start, and then for one occurrence at a time.
     ``advance`` says what becomes of that one, and which one follows.
-  - If the one that waits is released more than a minute late, a stop has delayed it and all that
-    are due with it. Then catch-up ``last`` delivers only the newest of them, and ``none`` only if
-    that one is not as late. If it is not as late, all are delivered: a micro-batch may be slow.
+  - If the one that waits is released more than a minute late, a stop, or a micro-batch of more than
+    a minute, has delayed it and all that are due with it. Then catch-up ``last`` delivers only the
+    newest of them, and ``none`` only if that one is not as late. If it is not as late, all are
+    delivered.
   - The rates of the messages that repeat, each as if its occurrences were always as near as its
     rule allows, are within a limit. A message beyond it is refused, and changes nothing of its id.
     Those that come in one micro-batch are taken in the order of the blocks of their ids, and a
@@ -88,8 +89,8 @@ REPEATING = "repeating"
 REASONS = (REPLACED, CANCELLED, REPETITION_REFUSED, SCHEDULE_REFUSED)
 _MARKS = (SCHEDULED, REPEATING, *REASONS)
 
-# If the occurrence that waits is released later than this after it was due, a stop has delayed the
-# message (``CatchUp``).
+# If the occurrence that waits is released later than this after it was due, a stop, or a
+# micro-batch of more than a minute, has delayed the message (``CatchUp``).
 MISSED_AFTER_MS = 60_000
 
 # The messages that wait under an id: they are in one value of the state. By the broker's times it
