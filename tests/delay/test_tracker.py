@@ -60,6 +60,23 @@ def test_test() -> None:
     assert (tracker.count, tracker.next_due_ms) == (0, None)
 
 
+@pytest.mark.parametrize("taken", range(13))
+def test_a_part_is_added_if_no_message_waits_at_its_position(taken: int) -> None:
+    storage = MemoryStorage()
+    tracker = DelayedTracker(storage, SMALL)
+    keys = [(10 * number, 1 + number % 2, number) for number in range(1, 13)]
+    tracker.add(index_rows(keys, [frame_of(key) for key in keys]))
+    record = tracker.save()
+    tracker = DelayedTracker(storage, SMALL, record)
+    assert take(tracker, 10 * taken) == keys[:taken]
+    record = tracker.save()
+    for number in range(14):
+        tracker = DelayedTracker(storage, SMALL, record)
+        is_added = tracker.add_part(500, Position(1 + number % 2, number))
+        assert is_added == (number not in range(taken + 1, 13)), number
+        assert tracker.add_part(500, Position(2 - number % 2, number))
+
+
 def test_what_is_due_when_is_counted_to_the_precision_of_a_segment() -> None:
     storage = MemoryStorage()
     known: dict[int, DueTimes] = {}

@@ -10,6 +10,7 @@ import pytest
 
 from ledgerlake.assembly.rules import ChunkedMessageKey, Limits
 from ledgerlake.delay.segment import index_rows
+from ledgerlake.delay.storage import METADATA
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.operators.bucket_storage import StateStorage
 from ledgerlake.operators.decoded_rows import RowOutput
@@ -27,6 +28,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.schedules.repetition import RepetitionRate
 from ledgerlake.wire import commands
 from ledgerlake.wire.message_id import Position
+from tests.delay.memory_storage import MemoryStorage
 from tests.entries import single
 from tests.growth.counting import Case, check
 from tests.operators.stage import SOURCE, DictState, Stage, stage_settings
@@ -48,6 +50,36 @@ def _mixed_arrivals(n: int) -> Callable[[], None]:
         for row in rows:
             tracker.add(row)
         assert tracker.save().buckets[0].waiting == n
+
+    return work
+
+
+class _ReadSegments(MemoryStorage):
+    """Counts the segments that were read."""
+
+    reads = 0
+
+    def get_segment(self, bucket_id: int, number: int) -> bytes:
+        self.reads += number != METADATA
+        return super().get_segment(bucket_id, number)
+
+
+def _parts(n: int) -> Callable[[], Mapping[str, int]]:
+    """Prepare messages of a bucket, and parts of entries between them."""
+    storage = _ReadSegments()
+    tracker = DelayedTracker(storage, DelaySettings())
+    keys = [(TIME_MS + number, 1, 2 * number) for number in range(n)]
+    tracker.add(index_rows(keys, [bytes(1000)] * n))
+    record = tracker.save()
+
+    def work() -> Mapping[str, int]:
+        storage.reads = 0
+        tracker = DelayedTracker(storage, DelaySettings(), record)
+        for number in range(20):
+            assert tracker.add_part(TIME_MS, Position(1, 2 * number + 1))
+        assert not tracker.add_part(TIME_MS, Position(1, 0))
+        assert not tracker.add_part(TIME_MS, Position(1, 2 * n - 2))
+        return {"segments that are read": storage.reads}
 
     return work
 
@@ -189,6 +221,12 @@ def _waiting_large_messages(n: int) -> Callable[[], Mapping[str, int]]:
 
 CASES = [
     Case("DelayedTracker.add, messages one by one", _mixed_arrivals, n=100),
+    Case(
+        "DelayedTracker.add_part, messages of a bucket",
+        _parts,
+        n=1_000,
+        constant=("segments that are read",),
+    ),
     Case(
         "DelayedTracker.take_due, messages of a bucket",
         _releases,

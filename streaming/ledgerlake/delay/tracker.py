@@ -357,13 +357,22 @@ class DelayedTracker:
         return is_repeated
 
     def _waits_at(self, position: Position) -> bool:
-        """Return whether a message of the last record waits at a position."""
-        return any(
-            position in map(Position, *(column.tolist() for column in key_columns(rows)[1:]))
+        """Return whether a message of the last record waits at a position. Of the segments with an
+        entry, only the first unfinished one must be read: some of its messages may have left.
+        """
+        buckets = [
+            bucket
             for bucket in self._saved_buckets
             if bucket.waiting and bucket.first <= position <= bucket.last
-            for rows in self._read_delayed(bucket)
-        )
+        ]
+        for bucket in buckets:
+            first, *others = (
+                position.entry_id in segment.entries.get(position.ledger_id, ())
+                for segment in self._load_metadata(bucket)[bucket.segment - 1 :]
+            )
+            if any(others) or (first and _has_entry(self._load_next(bucket), position)):
+                return True
+        return False
 
     def _added_entries(self, ledger_id: int) -> NDArray[np.int64]:
         """Return the entries of a ledger that the saved buckets have or had. What this micro-batch
@@ -578,6 +587,11 @@ def _due_count(batch: pa.RecordBatch, cutoff_ms: int) -> int:
 
 def _count_through(batch: pa.RecordBatch, last: Key) -> int:
     return count_through(key_columns(batch), last)
+
+
+def _has_entry(batch: pa.RecordBatch, position: Position) -> bool:
+    _, ledger_id, entry_id = key_columns(batch)
+    return bool(((ledger_id == position.ledger_id) & (entry_id == position.entry_id)).any())
 
 
 def _extent(batch: pa.RecordBatch) -> tuple[Position, Position]:
