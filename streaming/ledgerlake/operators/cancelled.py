@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from ledgerlake.decode.codes import heads_of_runs
 from ledgerlake.decode.reference import key_of
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import entries_of
@@ -31,7 +32,7 @@ def cancelled_rows(messages: pa.RecordBatch, cancels: Cancels) -> NDArray[np.boo
     keys = key_texts(messages)
     rows = np.flatnonzero(
         _are_among(keys, cancels.keys)
-        | _are_among(messages["ledger_id"].cast(pa.string()), cancels.ledger_ids)
+        | _are_of_ledgers(messages["ledger_id"].to_numpy(), cancels.ledger_ids)
     )
     taken = messages.take(pa.array(rows))
     columns = [
@@ -56,8 +57,21 @@ def _are_among(texts: pa.Array, known: frozenset[str]) -> NDArray[np.bool_]:
     """
     if not known:
         return np.zeros(len(texts), dtype=bool)
-    # Producers choose the keys, and Arrow's hash of texts has no secret.
-    return np.fromiter(map(known.__contains__, texts.to_pylist()), bool, len(texts))
+    # Producers choose the keys, and Arrow's hash of texts has no secret. But often keys are missing
+    # or equal to the one before.
+    heads = heads_of_runs(texts)
+    looked_up = texts.take(pa.array(heads)).to_pylist()
+    are_known = np.fromiter(map(known.__contains__, looked_up), bool, len(heads))
+    return np.repeat(are_known, np.diff(heads, append=len(texts)))
+
+
+def _are_of_ledgers(ledger_ids: NDArray[np.int64], known: frozenset[str]) -> NDArray[np.bool_]:
+    """Return a mask of the ledgers that are known, likewise; messages are of few ledgers."""
+    if not known:
+        return np.zeros(len(ledger_ids), dtype=bool)
+    distinct, places = np.unique(ledger_ids, return_inverse=True)
+    are_known = np.array([str(ledger_id) in known for ledger_id in distinct.tolist()], dtype=bool)
+    return are_known[places]
 
 
 def is_entry_cancelled(entry: Entry | None, position: Position, cancels: Cancels) -> bool:
