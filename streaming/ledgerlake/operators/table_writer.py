@@ -251,8 +251,10 @@ class TableWriter:
             assert column is not None
             columns.append(column)
             codes, firsts = codes_of(column)
-            # Numbers rise with the first row of their values.
-            numbers, _ = codes_of(pa.array(numbers * len(firsts) + codes))
+            if len(columns) > 1:
+                codes, _ = codes_of(pa.array(numbers * len(firsts) + codes))
+            # They rise with the first row of their values.
+            numbers = codes
         order = np.argsort(numbers, kind="stable")
         for of_key in np.split(order, np.cumsum(np.bincount(numbers))[:-1]):
             yield tuple(partition_text(column[of_key[0]].as_py()) for column in columns), of_key
