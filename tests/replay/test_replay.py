@@ -48,7 +48,7 @@ from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from ledgerlake.values.record_rows import Misfit
 from ledgerlake.verify.key_comparison import Kind
 from ledgerlake.wire.entry import encode_batch, encode_entry, parse_entry
-from ledgerlake.wire.message_id import BEFORE_ALL, Position
+from ledgerlake.wire.message_id import BEFORE_ALL, MessageId, Position
 from tests.chunks import chunk_entries
 from tests.entries import batch, metadata, single
 from tests.verify.test_topic_content import read
@@ -116,9 +116,14 @@ def reject(
 
 
 def reject_entries(
-    settings: Config, entries: dict[int, bytes], reason: str, topic: str = TOPIC, ledger_id: int = 1
+    settings: Config,
+    entries: dict[int, bytes],
+    reason: str,
+    topic: str = TOPIC,
+    ledger_id: int = 1,
+    batch_index: int = -1,
 ) -> None:
-    """Put stored entries, by their entry ids, into the table of rejects."""
+    """Put stored entries, by their entry ids, or messages of batches into the table of rejects."""
     table = Table(settings.rejects_place, schema.REJECTS)
     if existing_table(settings.rejects_place) is None:
         settings.rejects_place.make()
@@ -128,7 +133,7 @@ def reject_entries(
         place
         | {
             "entry_id": number,
-            "message_id": f"{ledger_id}:{number}",
+            "message_id": str(MessageId(ledger_id, number, batch_index)),
             "reason": reason,
             "detail": "d",
             "entry": entry,
@@ -438,9 +443,11 @@ def bad(**said: str) -> list[pb.KeyValue]:
 
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("due", [{}, {"deliver_at_time": 1_700_000_000_000}])
 def test_messages_with_bad_schedules_become_no_rows_if_messages_are_delayed(
-    enabled: bool, copies: int, tmp_path: Path
+    enabled: bool, copies: int, due: dict[str, Any], tmp_path: Path
 ) -> None:
+    """A delayed message with a property of schedules is sent alone, and pauses nothing."""
     settings = config(tmp_path, {"path": "t"})
     settings = replace(settings, delay=replace(settings.delay, enabled=enabled))
     of_batch = [
@@ -449,23 +456,48 @@ def test_messages_with_bad_schedules_become_no_rows_if_messages_are_delayed(
     ]
     payload = encode_batch(of_batch)
     entries = {
-        1: single(b"no start", properties=bad(schedule="a", cron="0 9 * * *")),
+        1: single(b"no start", properties=bad(schedule="a", cron="0 9 * * *"), **due),
         2: encode_entry(
-            metadata(num_messages_in_batch=len(of_batch), uncompressed_size=len(payload)), payload
+            metadata(num_messages_in_batch=len(of_batch), uncompressed_size=len(payload), **due),
+            payload,
         ),
-        3: single(b"paused", properties=bad(pause="all")),
-    } | dict(enumerate(chunk_entries(b"large", 2, "p-1", properties=bad(expires="never")), 5))
+        3: single(b"paused", properties=bad(pause="all"), **due),
+        4: single(b"nobody", properties=bad(pause="everything"), **due),
+    } | dict(
+        enumerate(chunk_entries(b"large", 2, "p-1", properties=bad(expires="never"), **due), 5)
+    )
     for _ in range(copies):
         reject_entries(settings, entries, "encrypted")
     replay(settings)
-    refused = [b"1", b"large", b"no start"]
-    assert values(tmp_path, "t") == sorted(
-        [b"0", b"2", b"3", b"paused", *([] if enabled else refused)]
-    )
+    if_at_once = [b"2", b"paused"]
+    refused = [b"1", b"large", b"no start", b"nobody", *(if_at_once if due else [])]
+    fitting = [b"0", b"3", *([] if due else if_at_once)]
+    assert values(tmp_path, "t") == sorted(fitting + ([] if enabled else refused))
     rows = DeltaTable(str(tmp_path / "rejects")).to_pyarrow_table().to_pylist()
-    own = [row for row in rows if row["reason"] == "bad_schedule"]
-    assert [row["message_id"] for row in own] == (["1:2:1"] if enabled else [])
-    assert not enabled or "neither schedule=ID nor all" in own[0]["detail"]
+    own = [(row["message_id"], row["detail"]) for row in rows if row["reason"] == "bad_schedule"]
+    if not enabled:
+        assert own == []
+    elif due:
+        ((message_id, detail),) = own
+        assert (message_id, detail[:27]) == ("1:2", "messages 1, 2 of the batch:")
+        assert "must be sent alone" in detail
+    else:
+        ((message_id, detail),) = own
+        assert message_id == "1:2:1"
+        assert "neither schedule=ID nor all" in detail
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_message_of_a_delayed_batch_is_judged_as_one_also_if_it_is_a_reject_of_its_own(
+    enabled: bool, tmp_path: Path
+) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    settings = replace(settings, delay=replace(settings.delay, enabled=enabled))
+    for index, properties in enumerate([[], bad(schedule="a")]):
+        entry = single(b"%d" % index, deliver_at_time=1_700_000_000_000, properties=properties)
+        reject_entries(settings, {1: entry}, "no_table", batch_index=index)
+    replay(settings)
+    assert values(tmp_path, "t") == ([b"0"] if enabled else [b"0", b"1"])
 
 
 def test_a_delayed_message_that_has_expired_stays(tmp_path: Path) -> None:

@@ -180,6 +180,19 @@ def refusal_of_large(entry: Entry, *, delays_messages: bool) -> tuple[Reason, st
     return None if fault is None else _verdict(fault, delays_messages=delays_messages)
 
 
+def refusal_of_delayed(entry: Entry) -> tuple[Reason, str] | None:
+    """Return the reason and detail of the reject of a delayed entry; None if its properties can be
+    used, or if it is a batch, which is opened when it is due.
+    """
+    if _NAMES.search(entry) is None:
+        return None
+    try:
+        _schedule_of_delayed(peek_metadata(memoryview(entry)))
+    except CorruptEntryError as error:
+        return error.reason, error.message
+    return None
+
+
 def _verdict(fault: CorruptEntryError, *, delays_messages: bool) -> tuple[Reason, str] | None:
     """Return the reason and detail of the reject of a message with a bad schedule. Without
     ``delays_messages`` no new message waits, so none is rejected for what it says of that.

@@ -28,7 +28,12 @@ from ledgerlake.decode.payloads import process_entry
 from ledgerlake.decode.single_entry import chunks_of
 from ledgerlake.errors import CorruptEntryError, DecryptionError
 from ledgerlake.operators.schedule_events import ScheduleEvents
-from ledgerlake.operators.scheduled import find_in_due, find_in_messages, refusal_of_large
+from ledgerlake.operators.scheduled import (
+    find_in_due,
+    find_in_messages,
+    refusal_of_delayed,
+    refusal_of_large,
+)
 from ledgerlake.reasons import (
     PAYLOAD_PROCESSOR,
     REASONS,
@@ -62,7 +67,7 @@ _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 @dataclass(frozen=True)
 class Decoded:
     """The messages of rejects that may be delivered, and for each message which of the rejects it
-    comes from. ``refused`` are the messages with a bad schedule, likewise.
+    comes from. ``refused`` are the messages that a run rejects for their schedules, likewise.
     """
 
     messages: pa.RecordBatch
@@ -131,14 +136,19 @@ def messages_of_entries(
         bad.update(part.rejects["entry_id"].to_pylist())
     messages = pa.concat_tables(parts)
     messages = messages.filter(pa.array(_are_read(messages, rejects, partly)))
-    messages, refused = _without_bad_schedules(config, messages, rejects)
+    messages = _with_own_indexes(messages, rejects)
+    messages, refused = _without_refused(config, messages, rejects)
     numbers = messages["entry_id"].to_numpy()
     bad.update(numbers[_have_one_position(messages)].tolist())
     if config.delay.enabled:
         bad.update(numbers[_early(messages) | _repeat(messages)].tolist())
-        bad.update(_withheld(messages))
         delayed = set(numbers[messages["deliver_at"].is_valid().to_numpy()].tolist())
-        bad.update(number for number in delayed if _may_precede_due(config.source, rejects[number]))
+        bad.update(
+            number
+            for number in delayed
+            if _may_precede_due(config.source, rejects[number])
+            or refusal_of_delayed(rejects[number]["entry"])
+        )
     is_whole = ~np.isin(numbers, [*bad])
     messages, numbers = messages.filter(pa.array(is_whole)), numbers[is_whole]
     messages = _delivered(
@@ -150,11 +160,12 @@ def messages_of_entries(
     return Decoded(batch, numbers, refused)
 
 
-def _without_bad_schedules(
+def _without_refused(
     config: Config, messages: pa.Table, rejects: list[_Reject]
 ) -> tuple[pa.Table, list[tuple[int, RejectedEntry]]]:
-    """Return the messages without the ones that a run rejects for their schedules when they arrive,
-    and these as rejects, each with the number of the one that it comes from.
+    """Return the messages without the ones that a run rejects for their schedules when it has
+    decoded them, and these as rejects, each with the number of the one that it comes from. One that
+    has expired is the only message of its entry.
 
     Args:
         messages: they have the numbers of their rejects as entry ids.
@@ -162,10 +173,15 @@ def _without_bad_schedules(
     if not config.delay.enabled:
         return messages, []
     is_delayed = messages["deliver_at"].is_valid()
-    parts = [messages.filter(is_delayed)]
+    at_once = messages.filter(pc.invert(is_delayed)).combine_chunks().to_batches()
+    due = messages.filter(is_delayed).combine_chunks().to_batches()
+    judged = [
+        find_in_messages(batch, None, ScheduleEvents(sys.maxsize), delays_messages=True)
+        for batch in at_once
+    ] + [find_in_due(batch, None, _now_us() // 1000) for batch in due]
+    parts = []
     refused: list[tuple[int, RejectedEntry]] = []
-    for batch in messages.filter(pc.invert(is_delayed)).combine_chunks().to_batches():
-        kept, bad = find_in_messages(batch, None, ScheduleEvents(sys.maxsize), delays_messages=True)
+    for kept, bad in judged:
         parts.append(pa.Table.from_batches([kept]))
         for reject in bad:
             number = reject.position.entry_id
@@ -197,6 +213,18 @@ def _are_read(
         ]
         are_read &= ~np.isin(numbers, of_entry) | part.includes(batch_indexes)
     return are_read
+
+
+def _with_own_indexes(messages: pa.Table, rejects: list[_Reject]) -> pa.Table:
+    """Return messages in which one that is a reject by itself has its place in its batch again.
+
+    Args:
+        messages: they have the numbers of their rejects as entry ids.
+    """
+    of_rejects = [batch_index_of(reject["message_id"]) for reject in rejects]
+    pairs = zip(messages["entry_id"].to_pylist(), messages["batch_index"].to_pylist(), strict=True)
+    indexes = [of_entry if of_rejects[n] < 0 else of_rejects[n] for n, of_entry in pairs]
+    return _with(messages, "batch_index", pa.array(indexes, pa.int32()))
 
 
 def _is_of_entry(reject: _Reject) -> bool:
@@ -259,7 +287,7 @@ def large_message(
     is_delayed = config.delay.enabled and rows["deliver_at"].null_count == 0
     if is_delayed and (
         _early(rows).any()
-        or _withheld(rows)
+        or find_in_due(message, None, _now_us() // 1000)[1]
         or any(REASONS[chunk["reason"]].may_precede_due for chunk in chunks)
     ):
         return None
@@ -306,17 +334,6 @@ def _may_precede_due(source: SourceOptions, reject: _Reject) -> bool:
     return reason.may_precede_due or (has_function and not reason.is_of_a_table)
 
 
-def _withheld(messages: pa.Table) -> set[int]:
-    """Return the entry ids of the delayed messages that must not be delivered, as those that have
-    expired.
-    """
-    withheld = set[int]()
-    for batch in messages.filter(messages["deliver_at"].is_valid()).to_batches():
-        _, rejects = find_in_due(batch, None, _now_us() // 1000)
-        withheld.update(reject.position.entry_id for reject in rejects)
-    return withheld
-
-
 def _have_one_position(messages: pa.Table) -> NDArray[np.bool_]:
     """Return a mask of the occurrences of messages that repeat. All occurrences of a message have
     its position, by which a replay knows messages.
@@ -343,11 +360,7 @@ def _now_us() -> int:
 
 def _in_place(messages: pa.Table, rejects: list[_Reject]) -> pa.Table:
     """Return messages with the positions of the rejects that they come from."""
-    of_batch = messages["batch_index"].to_pylist()
-    indexes = [
-        own if _is_of_entry(reject) else batch_index_of(reject["message_id"])
-        for reject, own in zip(rejects, of_batch, strict=True)
-    ]
+    indexes = messages["batch_index"].to_pylist()
     ids = [
         MessageId(reject["ledger_id"], reject["entry_id"], index)
         for reject, index in zip(rejects, indexes, strict=True)
@@ -355,7 +368,6 @@ def _in_place(messages: pa.Table, rejects: list[_Reject]) -> pa.Table:
     columns: dict[str, list[Any]] = {
         "ledger_id": [reject["ledger_id"] for reject in rejects],
         "entry_id": [reject["entry_id"] for reject in rejects],
-        "batch_index": indexes,
         "message_id": [str(message_id) for message_id in ids],
     }
     for name, values in columns.items():
