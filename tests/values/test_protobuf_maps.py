@@ -145,3 +145,31 @@ def test_a_map_that_a_compiler_writes_is_a_column(key: str, value: dict[str, Any
     found = decoder(schema, schema)(Encoded(pa.array([b"\x0a\0", b""], pa.binary())))
     assert not found.bad
     assert [len(row["tags"]) for row in found.values.to_pylist()] == [1, 0]
+
+
+@pytest.mark.parametrize("type_name", [ENTRY["type_name"], "TagsEntry"])
+@pytest.mark.parametrize("value", [{"type": 5}, {"type": 14, "type_name": ".m.E"}, INNER])
+@pytest.mark.parametrize("syntax", ["editions", "proto2"])
+def test_a_map_is_no_group_if_messages_are_groups(
+    syntax: str, value: dict[str, Any], type_name: str
+) -> None:
+    one = Map()
+    one.file.syntax = syntax
+    if syntax == "editions":
+        one.file.edition = descriptor_pb2.EDITION_2023
+        one.file.options.features.message_encoding = descriptor_pb2.FeatureSet.DELIMITED
+    change("value", **value)(one)
+    change("field", type_name=type_name)(one)
+    # A message beside it, of the same name as the entry.
+    group = _T.TYPE_MESSAGE if syntax == "editions" else _T.TYPE_GROUP
+    one.file.message_type.add(name="TagsEntry").field.add(name="x", number=1, label=1, type=5)
+    one.root.field.add(name="z", number=7, label=1, type=group, type_name=".m.TagsEntry")
+    is_message = value is INNER
+    item = b"\x12\x02\x08\x01" if is_message else b"\x10\0"
+    entry = b"\x0a\x01a" + item
+    payload = b"\x0a" + bytes([len(entry)]) + entry + b"\x3b\x08\x05\x3c"
+    schema = one.schema()
+    found = decoder(schema, schema)(Encoded(pa.array([payload], pa.binary())))
+    plain = {"x": 1} if is_message else "NONE" if "type_name" in value else 0
+    assert found.values.to_pylist() == [{"tags": [("a", plain)], "z": {"x": 5}}]
+    assert not found.bad

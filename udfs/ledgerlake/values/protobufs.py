@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ledgerlake.wire.value_schema import ValueSchema
 
 _CPP = FieldDescriptor
+_FEATURES = descriptor_pb2.FeatureSet
 _TYPES = {
     _CPP.CPPTYPE_INT32: pa.int32(),
     _CPP.CPPTYPE_INT64: pa.int64(),
@@ -125,15 +126,32 @@ def _without_extensions(part: Any) -> Any:
     return part
 
 
-def _without_maps(part: Any) -> Any:
-    """Return a file or a message without the option that makes maps of repeated messages. Protobuf
-    keeps a map in a hash table, and a producer could choose keys for which that takes quadratic
-    time.
+def _without_maps(file: Any) -> Any:
+    """Return a file without the option that makes maps of repeated messages. Protobuf keeps a map
+    in a hash table, and a producer could choose keys for which that takes quadratic time.
     """
-    for inner in _messages_in(part):
-        inner.options.ClearField("map_entry")
-        _without_maps(inner)
-    return part
+    for message in file.message_type:
+        _clear_map_entry(
+            message, f".{file.package}" if file.package else "", file.syntax == "editions"
+        )
+    return file
+
+
+def _clear_map_entry(message: Any, scope: str, has_features: bool) -> None:
+    message.options.ClearField("map_entry")
+    name = f"{scope}.{message.name}"
+    for inner in message.nested_type:
+        if inner.options.map_entry and has_features:
+            maps = [
+                field
+                for field in message.field
+                if field.type_name in (inner.name, f"{name}.{inner.name}")
+            ]
+            # Any other message may be a group by its file's features, but never a map or its value.
+            for field in (*maps, *inner.field):
+                if field.type == _CPP.TYPE_MESSAGE:
+                    field.options.features.message_encoding = _FEATURES.LENGTH_PREFIXED
+        _clear_map_entry(inner, name, has_features)
 
 
 def _messages_in(part: Any) -> Any:
