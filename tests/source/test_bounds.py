@@ -266,6 +266,53 @@ def test_a_number_of_a_topic_whose_numbers_begin_again_is_refused_if_the_search_
         cluster.close()
 
 
+def add_claims(peer: Peer, counts: dict[int, list[int]]) -> None:
+    """Add by ledger batches that claim so many messages, as a broker numbers them."""
+    index = -1
+    for ledger_id, of_ledger in counts.items():
+        entries = []
+        for count in of_ledger:
+            index += count
+            entries.append(batch([b"v"], index=index, num_messages_in_batch=count))
+        peer.add(*entries, ledger_id=ledger_id)
+
+
+@pytest.mark.parametrize(
+    ("counts", "number", "found"),
+    [
+        ({7: 20 * [1], 8: [0, *(20 * [1])]}, 30, Position(8, 11)),
+        ({7: [*(20 * [1]), 0], 8: 20 * [1]}, 30, Position(8, 10)),
+        ({7: 20 * [1], 8: [-4, *(20 * [1])]}, 30, Position(8, 15)),
+        ({7: [*(20 * [1]), -6, 1, 1], 8: 20 * [1]}, 30, Position(8, 14)),
+        ({7: 40 * [1], 8: [-2, 1], 9: [-2, 1], 10: 40 * [1]}, 60, Position(10, 22)),
+        ({7: 10 * [1, 1, -1], 8: 10 * [1, 1, -1], 9: 40 * [1]}, 50, Position(9, 30)),
+    ],
+)
+def test_a_batch_that_claims_no_message_or_fewer_refuses_no_number(
+    counts: dict[int, list[int]], number: int, found: Position
+) -> None:
+    with Peer() as peer:
+        add_claims(peer, counts)
+        cluster = cluster_of(peer)
+        assert resolve_end(cluster, TOPIC, AtIndex(number)).position == found
+        assert resolve_start(cluster, TOPIC, AtIndex(number)).position == found.before
+        for index in range(number):
+            resolve_end(cluster, TOPIC, AtIndex(index))
+        cluster.close()
+
+
+def test_numbers_that_begin_again_do_not_end_a_stream_whose_end_has_not_come() -> None:
+    with Peer() as peer:
+        peer.add(*(batch([b"v"], index=number) for number in range(40)), ledger_id=7)
+        peer.add(*(batch([b"v"], index=number) for number in range(10)), bare(), ledger_id=9)
+        cluster = cluster_of(peer)
+        latest = latest_offset(cluster, TOPIC)
+        assert EndBound(cluster, TOPIC, AtIndex(100)).cap(latest) == latest
+        with pytest.raises(UsageError, match="do not rise"):
+            EndBound(cluster, TOPIC, AtIndex(5)).cap(latest)
+        cluster.close()
+
+
 def test_a_topic_in_which_no_entry_has_an_index_cannot_end_at_one() -> None:
     with Peer() as peer:
         peer.add(*(bare() for _ in range(20)), ledger_id=7)

@@ -47,7 +47,13 @@ from ledgerlake.options.bounds import After, AtIndex, AtTime, Before
 from ledgerlake.source.latest_offset import LatestOffset, describe, entry_at, offset_of
 from ledgerlake.source.loss import NO_INDEX_YET
 from ledgerlake.source.read_until import next_until
-from ledgerlake.source.search import StampedEntry, first_since, first_with_index, last_before
+from ledgerlake.source.search import (
+    StampedEntry,
+    first_not_above,
+    first_since,
+    first_with_index,
+    last_before,
+)
 from ledgerlake.source.topic_end import Arrivals, last_position, next_readable
 from ledgerlake.stored.offsets import PartitionOffset, time_text
 from ledgerlake.wire.entry import first_index, index_count, message_count, read_stamp
@@ -66,6 +72,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.options.bounds import Bound
     from ledgerlake.options.source_options import SourceOptions
+    from ledgerlake.source.search import Probe
     from ledgerlake.wire.connection import EntryReceived
     from ledgerlake.wire.message_id import AnyMessageId
 
@@ -326,7 +333,9 @@ class EndBound:
     def _resolved(self, latest: PartitionOffset) -> PartitionOffset | None:
         """Return where the end is; None as long as only messages that come later can tell."""
         if self._end is None and self._may_be_reached(latest):
-            self._end = _resolve_named_end(self._cluster, self._topic_partition, self._bound)
+            self._end = _resolve_named_end(
+                self._cluster, self._topic_partition, self._bound, is_awaited=True
+            )
             self._searched_to = latest.position
         return self._end
 
@@ -355,14 +364,18 @@ class EndBound:
 
 
 def find_entry(
-    cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex
+    cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex, *, is_awaited: bool = False
 ) -> tuple[StampedEntry | None, Position]:
     """Return the entry of a time or an index, None if the topic has not reached it; and the end of
     the topic.
 
+    Args:
+        is_awaited: whether an index that the topic has not reached may still come, so that no
+            indexes are refused before it does.
+
     Raises:
         SetupError: by index, and the entries have none.
-        UsageError: by index, and the search has met indexes that do not rise.
+        UsageError: by index, and the search has met indexes that begin again.
     """
     end = end_position(cluster, topic_partition)
     if end == BEFORE_ALL:
@@ -388,6 +401,8 @@ def find_entry(
         )
     assert last.stamp.index is not None
     until, last_index = last.position, last.stamp.index
+    if is_awaited and bound.index > last_index:
+        return None, end
     met = {until: last}
 
     def probe_index(position: Position) -> StampedEntry | None:
@@ -398,23 +413,26 @@ def find_entry(
 
     # A number that the end has not reached is not searched for, but the numbers must rise up to it.
     entry = first_with_index(probe_index, until, min(bound.index, last_index))
-    _check_rise(topic_partition, [met[position] for position in sorted(met)])
+    _check_rise(topic_partition, probe_index, [met[position] for position in sorted(met)])
     return entry if bound.index <= last_index else None, end
 
 
-def _check_rise(topic_partition: str, entries: Sequence[StampedEntry]) -> None:
-    """Check that the indexes of entries rise: a broker that was without its metadata for a while
-    begins again at 0, with another ledger, and several messages have one number. In one ledger, an
-    entry whose producer claims no message has the index of the one before.
+def _check_rise(topic_partition: str, probe: Probe, entries: Sequence[StampedEntry]) -> None:
+    """Check that the indexes of entries do not begin again: a broker that was without its metadata
+    for a while counts from 0, with another ledger, and several messages have one number. What a
+    producer claims is no reason to refuse: an entry that claims no message, or less than none, has
+    no higher index than the one before.
     """
-    numbered = [(entry.position, entry.stamp.index) for entry in entries]
-    known = [(position, index) for position, index in numbered if index is not None]
+    known = [(entry, entry.stamp.index) for entry in entries if entry.stamp.index is not None]
     for (earlier, high), (later, low) in pairwise(known):
-        if low < high or (low == high and earlier.ledger_id < later.ledger_id):
+        if low > high or earlier.position.ledger_id == later.position.ledger_id:
+            continue
+        begin = first_not_above(probe, earlier, later, high)
+        if begin is not None and begin.first_index == NO_INDEX_YET + 1:
             raise UsageError(
-                f"the numbers of {topic_partition} do not rise: {earlier} has {high}, and {later} "
-                f"has {low}, since its broker began to count again, so a number may be that of "
-                "several messages; give an id or a time"
+                f"the numbers of {topic_partition} do not rise: {earlier.position} has {high}, and "
+                f"{later.position} has {low}, since its broker began to count again, so a number "
+                "may be that of several messages; give an id or a time"
             )
 
 
@@ -665,13 +683,13 @@ def _message_id(bound: Bound) -> AnyMessageId | None:
 
 
 def _resolve_named_end(
-    cluster: Cluster, topic_partition: str, bound: Bound
+    cluster: Cluster, topic_partition: str, bound: Bound, *, is_awaited: bool = False
 ) -> PartitionOffset | None:
     """Return the end that a bound names; None if that is the end of the topic."""
     if isinstance(bound, PartitionOffset):
         return replace(bound, clock_ms=None)
     if isinstance(bound, (AtTime, AtIndex)):
-        entry, _ = find_entry(cluster, topic_partition, bound)
+        entry, _ = find_entry(cluster, topic_partition, bound, is_awaited=is_awaited)
         if entry is None:
             return None
         return (

@@ -82,6 +82,24 @@ def first_with_index(probe: Probe, last: Position, index: int) -> StampedEntry |
     )[1]
 
 
+def first_not_above(
+    probe: Probe, earlier: StampedEntry, later: StampedEntry, index: int
+) -> StampedEntry | None:
+    """Return an entry after ``earlier``, up to ``later``, at which the indexes come from above
+    ``index`` to it or below it. ``later`` has no higher one.
+    """
+    return _search(
+        probe,
+        later.position,
+        lambda entry: (
+            entry.position > earlier.position
+            and entry.stamp.index is not None
+            and entry.stamp.index <= index
+        ),
+        earlier,
+    )[1]
+
+
 def last_before(probe: Probe, last: Position, position: Position) -> StampedEntry | None:
     """Return the entry before a position; None if no entry is."""
     return _search(probe, last, lambda entry: entry.position >= position)[0]
