@@ -320,6 +320,25 @@ def test_a_topic_that_is_created_again_has_its_new_columns_and_tasks_ask_again(
     assert columns_of(table) == ["a", "b", "c", "d", "e"]
 
 
+def test_topics_without_a_schema_are_asked_for_at_once(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[int] = []
+    answers = registry.schemas
+
+    def schemas(
+        asked: Sequence[tuple[str, bytes | None]],
+    ) -> list[tuple[bytes, ValueSchema] | None]:
+        rounds.append(len(asked))
+        return answers(asked)
+
+    monkeypatch.setattr(registry, "schemas", schemas)
+    _, learner = learned(registry, tmp_path)
+    for _ in range(2):
+        learner.learn(TOPICS, TOPICS)
+    assert rounds == 2 * [len(TOPICS), 2 * len(TOPICS)]
+
+
 def test_versions_before_a_deletion_have_columns(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,9 +65,19 @@ class RecordSchemas:
             BrokerError, TransportError: the registry cannot be asked.
         """
         names = [topic for topic in dict.fromkeys(topics) if self._tables_with_schemas(topic)]
-        for topic, newest in zip(names, self._ask([(topic, None) for topic in names]), strict=True):
+        answers = dict(zip(names, self._ask([(topic, None) for topic in names]), strict=True))
+        without_newest = self._versions_without_newest(
+            [
+                topic
+                for topic, newest in answers.items()
+                if newest is None and (topic in with_messages or topic not in self._next_version)
+            ]
+        )
+        for topic, newest in answers.items():
             if newest is None:
-                self._learn_without_newest(topic, topic in with_messages)
+                self._learn_without_newest(
+                    topic, without_newest.get(topic, {}), topic in with_messages
+                )
             elif newest != self._newest.get(topic):
                 self._learn_versions(topic, newest)
                 self._newest[topic] = newest
@@ -91,21 +101,40 @@ class RecordSchemas:
                 self._add(topic, answer[1])
         self._add(topic, newest[1])
 
-    def _learn_without_newest(self, topic: str, has_messages: bool) -> None:
-        """Learn of a topic that has no schema, or whose newest version is a deletion: its messages
-        may name earlier ones. A deletion has a version, and a schema may come after it.
+    def _versions_without_newest(
+        self, topics: Collection[str]
+    ) -> dict[str, dict[int, ValueSchema]]:
+        """Return the versions that are not known of topics without a newest one, by topic and
+        number. A deletion has a version, and a schema may come after it. All topics are asked for
+        at once.
         """
-        if has_messages or topic not in self._next_version:
-            number = self._next_version.setdefault(topic, 0)
-            while number < _MOST_VERSIONS:
-                answers = self._ask([(topic, _version(number + ahead)) for ahead in range(2)])
-                if answers == [None, None]:
-                    break
-                for ahead, answer in enumerate(answers):
-                    if answer is not None:
-                        self._add(topic, answer[1])
-                        self._next_version[topic] = number + ahead + 1
-                number = self._next_version[topic]
+        found: dict[str, dict[int, ValueSchema]] = {topic: {} for topic in topics}
+        following = {topic: self._next_version.get(topic, 0) for topic in topics}
+        while following:
+            asked = [
+                (topic, number + ahead)
+                for topic, number in following.items()
+                if number < _MOST_VERSIONS
+                for ahead in range(2)
+            ]
+            answers = self._ask([(topic, _version(number)) for topic, number in asked])
+            following = {}
+            for (topic, number), answer in zip(asked, answers, strict=True):
+                if answer is not None:
+                    found[topic][number] = answer[1]
+                    following[topic] = number + 1
+        return found
+
+    def _learn_without_newest(
+        self, topic: str, versions: dict[int, ValueSchema], has_messages: bool
+    ) -> None:
+        """Learn of a topic that has no schema, or whose newest version is a deletion: its messages
+        may name earlier ones.
+        """
+        self._next_version.setdefault(topic, 0)
+        for number, registered in versions.items():
+            self._add(topic, registered)
+            self._next_version[topic] = number + 1
         if has_messages:
             self._add(topic, NO_SCHEMA)
 
