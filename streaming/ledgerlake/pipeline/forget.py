@@ -86,7 +86,7 @@ def forget_topic(config: Config, topic: str) -> list[str]:
     cluster = Cluster(config.source.client)
     try:
         names = cluster.all_partitions(TopicSelection((full_name(topic),)), may_wait=False)
-        _check_left(config, full_name(topic), names)
+        _check_left(config, full_name(topic), names, has_checkpoint)
         known = _known(config, checkpoint, full_name(topic), names) if has_checkpoint else set()
         had_cursor = [
             name for name in names if DurableCursor(cluster, name, config.subscription).forget()
@@ -98,12 +98,15 @@ def forget_topic(config: Config, topic: str) -> list[str]:
     return had_cursor
 
 
-def _check_left(config: Config, topic: str, names: list[str]) -> None:
+def _check_left(config: Config, topic: str, names: list[str], has_checkpoint: bool) -> None:
     if any(config.source.topics.includes(name) for name in names):
+        name, advice = config.stream.name, "take the topic out of the configuration first"
         raise CheckpointError(
-            f"the stream {config.stream.name} still reads {topic}, and would go on without what "
-            "the topic removes when its "
-            "subscription goes; take the topic out of the configuration first"
+            f"the stream {name} still reads {topic}, and would go on without what the topic "
+            f"removes when its subscription goes; {advice}"
+            if has_checkpoint
+            else f"the stream {name} has no checkpoint, and reads {topic} when it starts again; "
+            f"forget all its topics, or {advice}"
         )
 
 
