@@ -77,7 +77,8 @@ class LastRead:
 @dataclass(frozen=True)
 class Loss:
     """A range of a topic partition that is gone: after ``after``, and before ``before``. Each range
-    that is read names its own loss, so the losses of two ranges do not overlap.
+    that is read names its own loss, so the losses of two ranges do not overlap, except in the entry
+    in which a batch was cut.
 
     ``messages`` is their greatest possible number; None if that is unknown. ``is_new_topic``: the
     indexes begin again, because the topic was deleted and created again. ``cause`` ends the
