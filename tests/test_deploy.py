@@ -60,6 +60,18 @@ def test_the_configurations_in_the_files_are_valid_and_serve_the_port_that_is_pr
         assert [str(config.metrics.port)] == ports
 
 
+@pytest.mark.parametrize("name", ["pipeline.yaml", "once.yaml"])
+def test_compiled_code_is_kept_in_no_volume_that_all_users_can_write_to(name: str) -> None:
+    pod = documents(f"kubernetes/{name}")[-1]["spec"]
+    pod = pod.get("jobTemplate", pod)
+    pod = pod.get("spec", pod)["template"]["spec"]
+    (container,) = pod["containers"]
+    (kernels,) = [one["value"] for one in container["env"] if one["name"] == "NUMBA_CACHE_DIR"]
+    mounts = [Path(mount["mountPath"]) for mount in container["volumeMounts"]]
+    assert Path(kernels).parent == Path("/dev/shm")
+    assert not [mount for mount in mounts if Path(kernels).is_relative_to(mount)]
+
+
 def test_the_names_that_manifests_refer_to_are_declared() -> None:
     files = [*MANIFESTS, "spark-application.yaml"]
     declared = {
