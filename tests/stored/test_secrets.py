@@ -7,13 +7,22 @@ import html
 import json
 import random
 import re
+import time
 from typing import TYPE_CHECKING
 from urllib.parse import quote, quote_plus, urlencode
 
 import pytest
 
 from ledgerlake.errors import SetupError
-from ledgerlake.stored.secrets import BLANK, blanked, parts_of, resolve_secret, said
+from ledgerlake.stored.secrets import (
+    BLANK,
+    blanked,
+    may_be_secret,
+    parts_of,
+    remember,
+    resolve_secret,
+    said,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,10 +96,50 @@ def test_a_secret_that_was_resolved_is_left_out_also_after_it_was_renewed(
 
 
 def test_the_secrets_that_are_known_are_bounded_and_a_used_one_stays() -> None:
-    for number in range(1000):
+    for number in range(2000):
         resolve_secret("swordfish")
         resolve_secret(f"secret-{number}-")
-    assert said("swordfish secret-1- secret-999-") == "... secret-1- ..."
+    assert said("swordfish secret-1- secret-1999-") == "... secret-1- ..."
+
+
+def test_a_secret_that_is_renewed_often_pushes_out_none_that_is_resolved_once(
+    tmp_path: Path,
+) -> None:
+    remember("resolved-once")
+    for number in range(2000):
+        (tmp_path / "secret").write_text(f"renewed-{number}-")
+        resolve_secret(f"file:{tmp_path}/secret")
+    assert said("resolved-once renewed-1- renewed-1998-") == "... renewed-1- ..."
+
+
+def test_many_long_secrets_are_left_out_of_a_text_in_a_short_time() -> None:
+    secrets = [f"secret-{number}-" + "x" * 1200 for number in range(100)]
+    blanked("first", secrets)
+    begin_s = time.thread_time()
+    for _ in range(10):
+        blanked("the topic persistent://public/default/orders is not available", secrets)
+    assert time.thread_time() - begin_s < 0.3
+
+
+def test_a_word_that_is_no_secret_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLS_KEY", "/etc/tls/key.pem")
+    monkeypatch.setenv("HTTPS_PROXY", "http://ab:x@proxy:3128")
+    remember("ab", "x")
+    text = "an example of /etc/tls/key.pem about x"
+    assert said(text) == blanked(text, ["ab", "x", *parts_of("ab:x")]) == text
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["true", "False", "256", "/etc/tls/key.pem", "file:///a/b.jks", "C:\\a\\b c.key", "./a.b"],
+)
+def test_a_switch_a_number_and_a_path_are_no_secrets(value: str) -> None:
+    assert not may_be_secret(value)
+
+
+@pytest.mark.parametrize("value", ["truely", "12345678", "/k7MDENGbPxRfiCYEXAMPLE/KEY", "a.b", ""])
+def test_other_values_may_be_secrets(value: str) -> None:
+    assert may_be_secret(value)
 
 
 @pytest.mark.parametrize("blank", ["", "  ", "\n"])

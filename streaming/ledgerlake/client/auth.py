@@ -88,10 +88,10 @@ class Authentication:
             data = _access_token(self.parameters)
         elif self.method == "basic":
             data = _with_password(self.parameters)
-            remember(data.partition(":")[2])
+            remember(data.partition(":")[2], reference=f"password {self.parameters}")
         else:
             data = resolve_secret(_inline(self.parameters), "the token")
-        remember(data)
+        remember(data, reference=self.parameters)
         return data.encode()
 
     def forget(self) -> bool:

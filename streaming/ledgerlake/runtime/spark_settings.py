@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 
+from ledgerlake.stored.secrets import may_be_secret
+
 # What stands between the two.
 _SEPARATORS = {
     "spark.jars": ",",
@@ -37,7 +39,11 @@ def names_of_visible_secrets(settings: dict[str, str]) -> list[str]:
 
 def secrets_of(settings: dict[str, str]) -> list[str]:
     """Return the values that Spark takes for secrets, by their names."""
-    return [value for name, value in settings.items() if _SECRET_SETTING.search(name)]
+    return [
+        value
+        for name, value in settings.items()
+        if _SECRET_SETTING.search(name) and may_be_secret(value)
+    ]
 
 
 def join_settings(needed: dict[str, str], given: dict[str, str]) -> dict[str, str]:

@@ -19,16 +19,18 @@ import re
 import sys
 import threading
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from ledgerlake.errors import SetupError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
+
+T = TypeVar("T")
 
 # What an error shows in place of a secret.
 BLANK = "..."
@@ -39,14 +41,25 @@ _SHORT_CHARACTERS = 2
 # Of a longer text, only the beginning is shown.
 _LONG_CHARACTERS = 20_000
 
-# How many resolved secrets are known, and how long a variable is that may be one.
-_KNOWN_MOST = 100
+# How many secrets of one reference are known, and of how many references.
+_OF_REFERENCE_MOST = 10
+_REFERENCES_MOST = 500
+
+# Of how many secrets the spellings are kept.
+_SPELLED_MOST = 1000
+
+# How long a variable is that may be a secret.
 _SHORTEST_VARIABLE = 8
 
 # A type and a line of another's error.
 _LINE_CHARACTERS = 300
 
 _SECRET_VARIABLE = re.compile(r"(secret|token|password|key)$", re.IGNORECASE)
+# A key in base64 may begin with a slash, but has no dot.
+_NO_SECRET = re.compile(
+    r"\s*(true|false|[+-]?[0-9.]{1,5}|(file:(//)?|[A-Za-z]:)?[.~]{0,2}([/\\][\w .-]+)+[.]\w+)\s*",
+    re.IGNORECASE,
+)
 _PROXY_VARIABLE = re.compile(r"(?<!no)_proxy$", re.IGNORECASE)
 
 # The escapes of URLs and HTML; one that was escaped again counts as one.
@@ -94,7 +107,7 @@ def resolve_secret(text: str, what: str = "a secret") -> str:
             raise SetupError(
                 f"the file {text.removeprefix('file:')}, which should hold a secret, is empty"
             )
-    remember(secret)
+    remember(secret, reference=text)
     return secret
 
 
@@ -126,28 +139,39 @@ def read_text(url: str) -> str:
         raise SetupError(f"the file {path}, which should hold a secret, is not text") from None
 
 
-# The secrets that this process has resolved, the newest last: one that was renewed since may still
-# be repeated.
-_known: dict[str, None] = {}
+# The secrets that this process has resolved by what they were resolved from, the newest last: one
+# that was renewed since may still be repeated, and one that is resolved once for much longer.
+_known: dict[str, dict[str, None]] = {}
 _lock = threading.Lock()
 
 
-def remember(*secrets: str) -> None:
-    """Know secrets that ``said`` leaves out."""
+def remember(*secrets: str, reference: str = "") -> None:
+    """Know secrets that ``said`` leaves out.
+
+    Args:
+        reference: what the secrets were resolved from, if they may be renewed.
+    """
+    for secret in secrets:
+        # Now, and not when an answer waits for the text of an error.
+        _searched_for(secret)
     with _lock:
         for secret in secrets:
-            if len(secret) <= _SHORT_CHARACTERS:
-                continue
-            _known.pop(secret, None)
-            _known[secret] = None
-        while len(_known) > _KNOWN_MOST:
-            del _known[next(iter(_known))]
+            of_reference = _known.pop(reference or secret, {})
+            _add_newest(of_reference, secret, None, _OF_REFERENCE_MOST)
+            _add_newest(_known, reference or secret, of_reference, _REFERENCES_MOST)
+
+
+def _add_newest(kept: dict[str, T], key: str, value: T, most: int) -> None:
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > most:
+        del kept[next(iter(kept))]
 
 
 def said(text: str) -> str:
     """Return the text of a library, a server or a proxy without the secrets of this process."""
     with _lock:
-        known = list(_known)
+        known = [secret for of_reference in _known.values() for secret in of_reference]
     return blanked(text, [*known, *_secrets_of_environment()])
 
 
@@ -162,8 +186,19 @@ def _secrets_of_environment() -> Iterator[str]:
     for name, value in os.environ.items():
         if _PROXY_VARIABLE.search(name):
             yield from secrets_of_address(value if "://" in value else f"http://{value}")
-        elif _SECRET_VARIABLE.search(name) and len(value) >= _SHORTEST_VARIABLE:
+        elif (
+            _SECRET_VARIABLE.search(name)
+            and len(value) >= _SHORTEST_VARIABLE
+            and may_be_secret(value)
+        ):
             yield value
+
+
+def may_be_secret(value: str) -> bool:
+    """Return whether a value may be a secret as its name says: a switch, a small number or the path
+    of a file is none.
+    """
+    return _NO_SECRET.fullmatch(value) is None
 
 
 def secrets_of_address(address: str) -> Iterator[str]:
@@ -172,15 +207,14 @@ def secrets_of_address(address: str) -> Iterator[str]:
     """
     if not _is_url(address):
         words = re.split(r"[\s:;,=&@/?#\[\]]", address)
-        yield from (address, *(word for word in words if len(word) > _SHORT_CHARACTERS))
+        yield from (address, *words)
         return
     # A password with a sign such as ``/`` ends the host for some libraries, which quote a part of
     # it.
     user, _, host = address.partition("://")[2].rpartition("@")
     query = host.partition("?")[2]
     password = user.partition(":")[2]
-    words = [word for word in re.split("[/?#]", password) if len(word) > _SHORT_CHARACTERS]
-    for part in (user, password, *words, query):
+    for part in (user, password, *re.split("[/?#]", password), query):
         yield from (part, unquote(part))
 
 
@@ -196,32 +230,29 @@ def _is_url(text: str) -> bool:
 def parts_of(secret: str) -> Iterator[str]:
     """Yield a secret such as ``id:secret``, and each of its parts."""
     yield secret
-    yield from (part for part in secret.split(":") if len(part) > _SHORT_CHARACTERS)
+    yield from secret.split(":")
 
 
 def blanked(text: str, secrets: Collection[str]) -> str:
     """Return a text to be shown without secrets, nor one of their lines, in whatever way these are
     escaped there, or as base64. A very long text is cut.
     """
-    wanted = {spelling for secret in secrets for spelling in _spellings(secret)} - {""}
-    if not wanted:
+    secrets = [secret for secret in secrets if len(secret.strip()) > _SHORT_CHARACTERS]
+    if not secrets:
         return text
     if len(text) > _LONG_CHARACTERS:
         # Half of it, so that no secret is cut and passed over.
         return blanked(text[:_LONG_CHARACTERS], secrets)[: _LONG_CHARACTERS // 2]
     hidden = bytearray(len(text))
-    for unescaped in (
-        _Plain.of,
-        partial(_unescaped, x_is_byte=True),
-        partial(_unescaped, x_is_byte=False),
-    ):
+    for number, unescaped in enumerate(_UNESCAPED):
         searched = unescaped(text)
-        for secret in {unescaped(secret).content for secret in wanted} - {b""}:
-            begin = searched.content.find(secret)
+        for spelling in {each for secret in secrets for each in _searched_for(secret)[number]}:
+            begin = searched.content.find(spelling)
             while begin >= 0:
-                first, last = searched.places[begin][0], searched.places[begin + len(secret) - 1][1]
-                hidden[first:last] = b"\1" * (last - first)
-                begin = searched.content.find(secret, begin + 1)
+                first = searched.places[begin][0]
+                last = searched.places[begin + len(spelling) - 1][1]
+                hidden[first:last] = bytes([1]) * (last - first)
+                begin = searched.content.find(spelling, begin + 1)
     parts = groupby(zip(text, hidden, strict=True), itemgetter(1))
     return "".join(
         BLANK if is_hidden else "".join(sign for sign, _ in signs) for is_hidden, signs in parts
@@ -234,9 +265,24 @@ def _spellings(secret: str) -> Iterator[str]:
     lines = [line.strip() for line in whole.splitlines()]
     for part in (whole, *(line for line in lines if len(line) > _SHORT_CHARACTERS)):
         yield part
-        if len(part) > _SHORT_CHARACTERS:
-            yield base64.b64encode(part.encode(errors="replace")).decode().rstrip("=")
-            yield base64.urlsafe_b64encode(part.encode(errors="replace")).decode().rstrip("=")
+        yield base64.b64encode(part.encode(errors="replace")).decode().rstrip("=")
+        yield base64.urlsafe_b64encode(part.encode(errors="replace")).decode().rstrip("=")
+
+
+@lru_cache(_SPELLED_MOST)
+def _searched_for(secret: str) -> tuple[frozenset[bytes], ...]:
+    """Return what a secret is searched for as, for each of ``_UNESCAPED``. It takes longer than the
+    search, and each text is searched for the same secrets.
+    """
+    spellings = set(_spellings(secret))
+    return tuple(
+        frozenset(
+            content
+            for content in (unescaped(spelling).content for spelling in spellings)
+            if len(content) > _SHORT_CHARACTERS
+        )
+        for unescaped in _UNESCAPED
+    )
 
 
 @dataclass(frozen=True)
@@ -298,3 +344,11 @@ def _of_literal(escape: re.Match[bytes], *, x_is_byte: bool) -> bytes:
     if escape["two"] and x_is_byte:
         return bytes([number])
     return chr(number).encode(errors="surrogatepass") if number <= sys.maxunicode else b""
+
+
+# The ways in which a text and a secret are compared.
+_UNESCAPED: tuple[Callable[[str], _Plain], ...] = (
+    _Plain.of,
+    partial(_unescaped, x_is_byte=True),
+    partial(_unescaped, x_is_byte=False),
+)
