@@ -160,7 +160,7 @@ class Table:
         self._opened_with: dict[str, str] | None = None
         self._is_refreshed = False
         # The version that ``contains`` has asked last.
-        self._asked_version = -1
+        self._asked_version: int | None = None
         # The known transactions of the open version, and of the version that this process made
         # last.
         self._numbers: dict[str, int | None] = {}
@@ -596,7 +596,9 @@ class Table:
             **{_TIME_PREFIX + name: time_us for name, time_us in times_us.items()},
         }
         attempt = f"batch {batch.batch_id} could not be committed to {self.path}"
-        self._append(files, numbers, {"ledgerlake": batch.to_json()}, attempt, self._asked_version)
+        asked = table.version() if self._asked_version is None else self._asked_version
+        self._append(files, numbers, {"ledgerlake": batch.to_json()}, attempt, asked)
+        self._asked_version = None
 
     def _check_present(self, batch: BatchCommit, files: list[DataFile]) -> None:
         """Check that all files exist: while a process is suspended, a vacuum may remove its files.
