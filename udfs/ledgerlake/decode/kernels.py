@@ -831,9 +831,8 @@ def mark_last(data, offsets, counts, is_last):  # type: ignore[no-untyped-def]
         if not is_in_order(data, own, order):
             sort_texts(data, own, order, other)
         for place in range(1, count):
-            is_last[first + order[place - 1]] = not is_equal(
-                data, own, order[place - 1], order[place]
-            )
+            difference = difference_of(data, own, order[place - 1], order[place])
+            is_last[first + order[place - 1]] = difference != 0
         first, before = first + count, count
 
 
@@ -866,26 +865,21 @@ def sort_texts(data, offsets, order, other):  # type: ignore[no-untyped-def]
 
 @compiled
 def compared(data, offsets, one, other):  # type: ignore[no-untyped-def]
-    """Compare two texts, first by their sizes and last by their places: below or above 0."""
+    """Compare two texts, equal ones by their places: below or above 0."""
+    difference = difference_of(data, offsets, one, other)
+    return difference if difference != 0 else one - other
+
+
+@compiled
+def difference_of(data, offsets, one, other):  # type: ignore[no-untyped-def]
+    """Compare two texts, first by their sizes: below 0, above 0, or 0 if they are equal."""
     size = offsets[one + 1] - offsets[one]
     difference = np.int64(size - (offsets[other + 1] - offsets[other]))
     place = 0
     while difference == 0 and place < size:
         difference = np.int64(data[offsets[one] + place]) - np.int64(data[offsets[other] + place])
         place += 1
-    return difference if difference != 0 else one - other
-
-
-@compiled
-def is_equal(data, offsets, one, other):  # type: ignore[no-untyped-def]
-    """Whether two texts have the same bytes."""
-    size = offsets[one + 1] - offsets[one]
-    if size != offsets[other + 1] - offsets[other]:
-        return False
-    place = 0
-    while place < size and data[offsets[one] + place] == data[offsets[other] + place]:
-        place += 1
-    return place == size
+    return difference
 
 
 @compiled
