@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledgerlake.client.bounded_http import StatusError, UnsafeUrlError, check_url, fetch
+from tests.client.listening import listening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,15 +38,8 @@ def trickling(start: bytes, drop: bytes) -> Iterator[int]:
                 accepted.sendall(drop)
                 time.sleep(0.1)
 
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=accept, daemon=True).start()
-        yield listener.getsockname()[1]
-        listener.shutdown(socket.SHUT_RDWR)
+    with listening(serve) as port:
+        yield port
 
 
 @pytest.mark.parametrize(

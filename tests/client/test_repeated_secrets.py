@@ -7,7 +7,6 @@ import contextlib
 import json
 import socket
 import ssl
-import threading
 import traceback
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
@@ -17,6 +16,7 @@ import pytest
 from ledgerlake.client.auth import parse_authentication
 from ledgerlake.devbroker.security import make_security
 from ledgerlake.errors import LedgerlakeError
+from tests.client.listening import listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,15 +66,8 @@ def serving(
                     got += stream.recv(65536)
                 stream.sendall(answer(got))
 
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=accept, daemon=True).start()
-        yield listener.getsockname()[1]
-        listener.shutdown(socket.SHUT_RDWR)
+    with listening(serve) as port:
+        yield port
 
 
 @contextlib.contextmanager
