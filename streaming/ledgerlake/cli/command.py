@@ -63,9 +63,9 @@ def json_text(shown: object) -> str:
 
 
 def _plain(value: object) -> str:
-    from ledgerlake.stored.offsets import time_text
+    from ledgerlake.stored.offsets import moment_text
 
-    return time_text(round(value.timestamp() * 1000)) if isinstance(value, datetime) else str(value)
+    return moment_text(value) if isinstance(value, datetime) else str(value)
 
 
 def add_topic(parser: argparse.ArgumentParser) -> None:

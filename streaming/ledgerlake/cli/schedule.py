@@ -22,11 +22,7 @@ from ledgerlake.cli.command import (
 )
 from ledgerlake.errors import TopicNotFoundError, UsageError
 from ledgerlake.wire.entry import read_stamp
-from ledgerlake.wire.schedules import (
-    CATCH_UP_PROPERTY,
-    SCHEDULE_PROPERTY,
-    SENDER_PROPERTIES,
-)
+from ledgerlake.wire.schedules import CATCH_UP_PROPERTY, SCHEDULE_PROPERTY, SENDER_PROPERTIES
 
 if TYPE_CHECKING:
     import argparse

@@ -117,9 +117,9 @@ def _print_none(what: str) -> None:
 def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) -> None:
     from ledgerlake.client.topics import join_partition
     from ledgerlake.runtime.guarded_output import printable
-    from ledgerlake.stored.offsets import time_text
+    from ledgerlake.stored.offsets import moment_text, time_text
 
-    due = time_text(round(row["deliver_at"].timestamp() * 1000))
+    due = moment_text(row["deliver_at"])
     paused_since = None if paused_since_ms is None else time_text(paused_since_ms)
     topic = join_partition(row["topic"], row["partition"])
     if as_json:

@@ -13,7 +13,7 @@ from deltalake import QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
 from ledgerlake.reasons import Reason
-from ledgerlake.stored.offsets import time_text
+from ledgerlake.stored.offsets import moment_text
 from ledgerlake.table.open_table import no_table, not_readable, open_delta
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ class RejectCount:
         when = (
             ""
             if self.last is None
-            else ", the last one stored by the broker at "
-            f"{time_text(round(self.last.timestamp() * 1000))}"
+            else f", the last one stored by the broker at {moment_text(self.last)}"
         )
         what = f": {self.detail}" if self.detail else ""
         return f"{self.rejects:,} {self.reason} of {self.topic}{when} ({self.message_id}{what})"

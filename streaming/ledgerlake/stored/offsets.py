@@ -155,6 +155,11 @@ def time_text(time_ms: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def moment_text(moment: datetime) -> str:
+    """Return a time with a zone as ``time_text`` does."""
+    return time_text(round(moment.timestamp() * 1000))
+
+
 def _time_ms(data: dict[str, Any], name: str) -> int | None:
     if name not in data:
         return None
