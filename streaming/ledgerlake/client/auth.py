@@ -90,7 +90,7 @@ class Authentication:
             data = _with_password(self.parameters)
             remember(data.partition(":")[2], reference=f"password {self.parameters}")
         else:
-            data = resolve_secret(_inline(self.parameters), "the token")
+            return resolve_secret(_inline(self.parameters), "the token").encode()
         remember(data, reference=self.parameters)
         return data.encode()
 
