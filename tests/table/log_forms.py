@@ -72,7 +72,7 @@ def rewrite_log(folder: Path, form: str) -> None:
 
 def _write_parts(log: Path, version: int, parts: list[pa.Table]) -> None:
     """Write several files. A file whose deletion vector has changed is removed in the last one, and
-    added in the one before. Another checkpoint of that version lacks a file, so it is none.
+    added in the one before. Another checkpoint of that version lacks a file, so it does not count.
     """
     for number, part in enumerate(parts, 1):
         pq.write_table(

@@ -62,7 +62,7 @@ def commit(table: Table, number: int) -> None:
 
 @pytest.fixture(scope="module", params=KINDS)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A table of 40 days with some micro-batches and a file that is none of its own, and its kind."""
+    """A table of 40 days with some micro-batches and a file that it does not name, and its kind."""
     kind, folder = request.param, tmp_path_factory.mktemp("made") / "t"
     table = KINDS[kind](Place(str(folder)))
     table.check(None)

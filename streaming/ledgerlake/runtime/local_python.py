@@ -27,16 +27,16 @@ _SERVER = "ledgerlake.workers.fork_server"
 # With the first, NumPy has no threads that a fork would lose.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "YES"}
 
-HASH_SEED = "PYTHONHASHSEED"
+_HASH_SEED = "PYTHONHASHSEED"
 
 
 @cache
 def hash_seed() -> dict[str, str]:
     """Return the variable with the secret of the hashes of texts, for all processes that Spark
-    starts; the user's, if there is one. Without it Spark sets 0, and whoever knows that can choose
-    texts for which a ``dict`` takes quadratic time.
+    starts. The user's variable stands. Without one Spark sets 0, and a producer who knows that can
+    choose texts for which a ``dict`` takes quadratic time.
     """
-    return {HASH_SEED: os.environ.get(HASH_SEED, str(secrets.randbelow(2**32 - 1) + 1))}
+    return {_HASH_SEED: os.environ.get(_HASH_SEED, str(secrets.randbelow(2**32 - 1) + 1))}
 
 
 @cache

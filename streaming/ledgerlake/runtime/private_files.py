@@ -141,7 +141,7 @@ def check_trusted_folder(
 
 def changeable_on_way_to(path: Path) -> Path | None:
     """Return a folder or link through which other users may replace a file or folder, which may be
-    missing, by another one; None if there is none.
+    missing; None if they cannot replace it.
     """
     folders, links = _way_to(path)
     for link in links:

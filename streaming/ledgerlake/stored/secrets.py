@@ -195,8 +195,8 @@ def _secrets_of_environment() -> Iterator[str]:
 
 
 def may_be_secret(value: str) -> bool:
-    """Return whether a value may be a secret as its name says: a switch, a small number or the path
-    of a file is none.
+    """Return whether a value may be a secret as its name says: not a switch, a small number or the
+    path of a file.
     """
     return _NO_SECRET.fullmatch(value) is None
 

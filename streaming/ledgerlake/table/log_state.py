@@ -5,7 +5,7 @@ The log is its last checkpoint, which has all actions up to a version, and the c
 checkpoint has any form of Delta's protocol, and this is the only place that knows them:
 
     <version>.checkpoint.parquet                  one file
-    <version>.checkpoint.<part>.<parts>.parquet   several files; without one of them, it is none
+    <version>.checkpoint.<part>.<parts>.parquet   several files; all of them must be there
     <version>.checkpoint.<uuid>.parquet or .json  version 2 (``delta.checkpointPolicy = v2``)
 
 A file of one checkpoint may name others, ``_sidecars/<name>.parquet``, which then have the actions
