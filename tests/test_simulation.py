@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from tests.simulation.broker import Topic
 
 _IS_LONG = os.environ.get("LEDGERLAKE_CAMPAIGN") == "long"
-_HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "3000" if _IS_LONG else "100"))
+_HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "3000" if _IS_LONG else "60"))
 
 # A history that finds each fault; ``make simulate-faults`` finds others.
 _FOUND_BY = {
