@@ -353,6 +353,9 @@ class Oracle:
                 else f"{row['topic']}-partition-{row['partition']}"
             )
             position = Position(row["ledger_id"], row["entry_id"])
+            if row["reason"] in (CANCEL_REFUSED, PAUSE_REFUSED, REPLAYED):
+                # The message is a row all the same.
+                continue
             for one in self._by_position.get((topic, position), ()):
                 if row["reason"] in one.may_be_cancelled:
                     if one.is_rejected or (one.delivered and not one.repeats):
@@ -365,9 +368,6 @@ class Oracle:
                     # It stays there if a run that found the key has the message too.
                     one.is_rejected = True
                     self.settle(one)
-                elif row["reason"] in (CANCEL_REFUSED, PAUSE_REFUSED, REPLAYED):
-                    # The message is a row all the same.
-                    continue
                 elif position == one.positions[-1] and not one.is_excused:
                     self.complain(f"nothing missing: {one} is rejected: {row['reason']}")
 
@@ -408,10 +408,10 @@ class Oracle:
         expected: dict[str, Delivery] = {}
         for commit in lake.tables[COPY].commits:
             files = [self.disk.files[f"{COPY}/{name}"] for name in commit.files]
-            rows = [row for data in files for row in _rows(data)]
+            # The table takes messages with a key, and orders nothing but what it takes.
+            rows = [row for data in files for row in _rows(data) if row["key"] is not None]
             for row in sorted(_with_times(rows), key=lambda row: row["place"]):
-                if row["key"] is not None:
-                    expected[row["key"]] = row["value"], _occurrence(row)
+                expected[row["key"]] = row["value"], _occurrence(row)
         stored = lake.tables[LATEST]
         newest = len(stored.commits) - 1
         deleted = stored.deleted(newest)
