@@ -134,13 +134,13 @@ _REPORT = TaskReport(
     Position(7, 9), 1_700_000_000_000, {"f": 1},
     [
         Chunk(_KEY, Position(7, 1), 0, 3, 900, 300, 320, 1_700_000_000_000, 1_700_000_000_000), MessageStarted(_KEY), _OPEN,
-        Marker("p", "p-1", _PLACES, 1_700_000_000_000, 1_700_000_000_000), DelayedLargeMessage(_PLACES, 1_800_000_000_000, True),
+        Marker("p", "p-1", Position(7, 8), _PLACES, 1_700_000_000_000, 1_700_000_000_000), DelayedLargeMessage(_PLACES, 1_800_000_000_000, True, _PLACES[-1]),
         Cancel("key", "k", Position(7, 5), 1_700_000_000_000),
     ],
 )  # fmt: skip
 _SEPARATE = [
-    separately_stored_to_json(SeparatelyStored(_PLACES, True, key=_KEY)),
-    separately_stored_to_json(SeparatelyStored(_PLACES[:1], True, BatchRange(None, 3))),
+    separately_stored_to_json(SeparatelyStored(_PLACES, True, _PLACES[-1], key=_KEY)),
+    separately_stored_to_json(SeparatelyStored(_PLACES[:1], True, _PLACES[0], BatchRange(None, 3))),
 ]
 _WAITING = waiting_to_json(
     [

@@ -174,7 +174,13 @@ class _LargeMessages:
             positions = (Position(1, 2 * number), Position(1, 2 * number + 1))
             key = ChunkedMessageKey("p", f"p-{number}")
             event = DelayedLargeMessage(
-                positions, TIME_MS + 10**7, True, key, (), "report", TIME_MS + number
+                positions,
+                TIME_MS + 10**7,
+                True,
+                positions[-1],
+                key,
+                schedule_id="report",
+                stored_ms=TIME_MS + number,
             )
             rows = [
                 stage_row(SOURCE, RowKind.CHUNK, position, entry=b"chunk") for position in positions

@@ -53,6 +53,7 @@ from ledgerlake.schedules.cancels import (
 from ledgerlake.schedules.repetition import RepetitionRate, parse_repetition, rate_of
 from ledgerlake.stored.places import Place
 from ledgerlake.wire import commands
+from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 from tests.chunks import chunk_entries
@@ -387,7 +388,7 @@ def test_a_large_message_waits_with_its_chunks_and_leaves_nothing() -> None:
     entries = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000)
     at = tuple(Position(1, number) for number in range(3))
     play = Play()
-    waits = DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)
+    waits = DelayedLargeMessage(at, STORED_MS + 10_000, True, at[-1])
     play(events=[waits], parts=list(zip(at, entries, strict=True)), at_s=0)
     assert len(play.state("parts")) == 3
     assert play(at_s=9) == []
@@ -404,7 +405,7 @@ def test_what_has_the_id_of_a_message_that_waits_is_a_reject() -> None:
     )
     play(
         frame(0, 30),
-        events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)],
+        events=[DelayedLargeMessage(at, STORED_MS + 10_000, True, at[-1])],
         parts=parts,
         at_s=0,
     )
@@ -414,7 +415,7 @@ def test_what_has_the_id_of_a_message_that_waits_is_a_reject() -> None:
     play(
         frame(0, 60),
         frame(1, 60),
-        events=[DelayedLargeMessage(at, STORED_MS + 20_000, bytes_kept=True)],
+        events=[DelayedLargeMessage(at, STORED_MS + 20_000, True, at[-1])],
         parts=other_parts,
         at_s=1,
     )
@@ -455,7 +456,7 @@ def test_a_chunk_takes_the_place_of_no_chunk_that_waits(
     entries = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000)
     newer = chunk_entries(b"abcd", 2, uuid="newer-1", producer_name="newer")[0]
     play = Play()
-    waits = DelayedLargeMessage(AT, STORED_MS + 10_000, bytes_kept=True)
+    waits = DelayedLargeMessage(AT, STORED_MS + 10_000, True, AT[-1])
     play(events=[waits], parts=list(zip(AT, entries, strict=True)), at_s=0)
     play(events=events, parts=[(Position(1, 3), newer)], at_s=1)
     assert [(reject.position, reject.reason) for reject in play.rejects] == [
@@ -472,7 +473,7 @@ def test_an_entry_that_is_cut_takes_the_place_of_no_message_that_waits(
 ) -> None:
     entries = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000)
     play = Play(reread=reread)
-    waits = DelayedLargeMessage(AT, STORED_MS + 10_000, bytes_kept=True)
+    waits = DelayedLargeMessage(AT, STORED_MS + 10_000, True, AT[-1])
     play(events=[waits], parts=list(zip(AT, entries, strict=True)), at_s=0)
     cut = list(
         delayed_rows(SOURCE, memoryview(frame(place.entry_id, 20, batch=3)), BatchRange(None, 1))
@@ -571,7 +572,7 @@ def test_with_reread_only_positions_wait() -> None:
 
 
 NOT_KEPT = DelayedLargeMessage(
-    AT, STORED_MS + 10_000, bytes_kept=False, key=ChunkedMessageKey("p", "p-1"), known=AT[:1]
+    AT, STORED_MS + 10_000, False, AT[-1], ChunkedMessageKey("p", "p-1"), AT[:1]
 )
 
 
@@ -747,7 +748,7 @@ def test_a_cancel_by_key_hits_small_and_large_messages_alike(
     play = Play()
     at = tuple(Position(1, number) for number in range(3))
     large = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 30_000, **fields)
-    waits = DelayedLargeMessage(at, STORED_MS + 30_000, bytes_kept=True)
+    waits = DelayedLargeMessage(at, STORED_MS + 30_000, True, at[-1])
     play(
         frame(4, 30, **fields),
         frame(5, 30, "other"),
@@ -758,6 +759,34 @@ def test_a_cancel_by_key_hits_small_and_large_messages_alike(
     play(events=[cancel("key", key, 7)], at_s=1)
     assert play(at_s=30) == [b"1:5"]
     assert {reject.position.entry_id for reject in play.rejects} == {0, 1, 2, 4}
+
+
+@pytest.mark.parametrize("others", [[], [frame(2, 5000)]], ids=["alone", "with another"])
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("target", [("key", "a"), ("id", "1:7"), ("schedule", "a")])
+def test_a_cancel_reaches_a_large_message_if_the_marker_that_completes_it_stands_before(
+    target: tuple[str, str], together: bool, others: list[bytes]
+) -> None:
+    play = Play()
+    entries = chunk_entries(
+        b"large message", 3, deliver_at_time=STORED_MS + 30_000, partition_key="a"
+    )
+    chunks = IncompleteMessage(
+        ChunkedMessageKey("p", "p-1"), 3, 13, STORED_MS, STORED_MS, AT[1:], 8, 0, True, True
+    )
+    marker = Marker("p", "p-1", Position(1, 9), AT, STORED_MS, STORED_MS, STORED_MS + 30_000, "a")
+    events = [chunks, cancel(*target, 8), marker]
+    with serving(*entries) as peer:
+        play.stage.service_url = peer.url
+        for each in [events] if together else [[event] for event in events]:
+            play(*others, events=each, at_s=1)
+            others = []
+    hit = play.stage.copy()
+    assert play(at_s=30) == [b"large message"]
+    play.stage = hit
+    play(events=[cancel(*target, 10)], at_s=2)
+    assert play(at_s=30) == []
+    assert [reject.position for reject in play.rejects] == list(AT)
 
 
 @pytest.mark.parametrize("ahead_s", [0, 35, 100])
@@ -851,17 +880,20 @@ def test_parts_of_a_delayed_batch_that_come_before_it_is_due_are_delivered_toget
 def test_what_waits_separately_is_readable_by_later_releases_and_newer_ones_are_refused() -> None:
     large = (
         '{"version": 1, "positions": [[1, 0], [1, 1]], "bytes_kept": true, "batch_range": null, '
-        ' "key": {"producer_name": "p", "uuid": "p-1"}}'
+        '"stands_at": {"ledger_id": 1, "entry_id": 9}, '
+        '"key": {"producer_name": "p", "uuid": "p-1"}}'
     )
     part = (
         '{"version": 1, "positions": [[1, 2]], "bytes_kept": true, "batch_range": {"after": null, '
-        '"until": 3},'
+        '"until": 3}, "stands_at": {"ledger_id": 1, "entry_id": 2},'
         ' "key": null}'
     )
     positions = (Position(1, 0), Position(1, 1))
-    of_part = SeparatelyStored((Position(1, 2),), True, BatchRange(None, 3))
+    key = ChunkedMessageKey("p", "p-1")
+    of_large = SeparatelyStored(positions, True, Position(1, 9), key=key)
+    of_part = SeparatelyStored((Position(1, 2),), True, Position(1, 2), BatchRange(None, 3))
     for golden, message in (
-        (large, SeparatelyStored(positions, True, key=ChunkedMessageKey("p", "p-1"))),
+        (large, of_large),
         (part, of_part),
     ):
         assert separately_stored_from_json(golden) == message

@@ -37,7 +37,9 @@ def test_the_chunks_after_one_that_is_gone_leave_the_state_too(tmp_path: Path) -
     )
     chunks = iter([None, b"second", b"third"])
     positions = tuple(Position(7, number) for number in range(3))
-    OutcomeFiles(SOURCE, settings, BatchSettings(0)).take(Assembled(positions, chunks))
+    OutcomeFiles(SOURCE, settings, BatchSettings(0)).take(
+        Assembled(positions, chunks, positions[-1])
+    )
     assert list(chunks) == []
 
 

@@ -64,7 +64,7 @@ def reject_rows(decoder: OutcomeDecoder, rejected: Any) -> list[dict[str, Any]]:
 def test_a_set_that_was_put_aside_is_read_again_from_the_topic() -> None:
     with Peer() as peer:
         fill(peer)
-        (decoded,) = decoder(peer).decode(Assembled(AT, None))
+        (decoded,) = decoder(peer).decode(Assembled(AT, None, AT[-1]))
         assert not isinstance(decoded, list)
         assert decoded.to_pylist()[0]["value"] == b"large message"
 
@@ -74,7 +74,7 @@ def test_what_the_topic_no_longer_has_becomes_rejects_with_positions() -> None:
         fill(peer)
         del peer.entries[:2]
         judge = decoder(peer)
-        (rejects,) = judge.decode(Assembled(AT, None, known=AT))
+        (rejects,) = judge.decode(Assembled(AT, None, AT[-1], known=AT))
         assert isinstance(rejects, list)
         written = reject_rows(judge, rejects)
         assert [(row["reason"], row["entry_id"], row["entry"]) for row in written] == [
@@ -156,7 +156,12 @@ def test_a_due_large_message_that_is_too_large_and_was_cancelled_is_no_reject_to
         judge.cancels = cancels()
         positions = tuple(Position(7, number) for number in range(3))
         message = Assembled(
-            positions, chunks if is_kept else None, delivered_ms=100, due_ms=50, known=positions
+            positions,
+            chunks if is_kept else None,
+            positions[-1],
+            delivered_ms=100,
+            due_ms=50,
+            known=positions,
         )
         (rejects,) = judge.decode(message)
         assert isinstance(rejects, list)
@@ -197,7 +202,9 @@ def test_an_entry_that_a_marker_lists_falsely_ends_the_message_and_not_the_strea
         judge.cancels = in_force
         positions = Position(7, 0), Position(7, 1)
         key = ChunkedMessageKey("p", "p-1")
-        message = Assembled(positions, None, delivered_ms=10**12, key=key, known=positions[:1])
+        message = Assembled(
+            positions, None, positions[-1], delivered_ms=10**12, key=key, known=positions[:1]
+        )
         (rejects,) = judge.decode(message)
         assert isinstance(rejects, list)
         assert [(reject.position, reject.reason) for reject in rejects] == [(positions[0], reason)]
@@ -212,7 +219,9 @@ def test_a_marker_of_thousands_of_missing_entries_asks_the_broker_a_few_times(
         peer.add(chunk_entries(b"cd", 2, uuid="q")[0], first=50_000)
         judge = decoder(peer)
         positions = (Position(7, 0), *(Position(7, 20 * number) for number in range(1, 2000)))
-        message = Assembled(positions, None, key=ChunkedMessageKey("p", "p-1"), known=positions[:1])
+        message = Assembled(
+            positions, None, positions[-1], key=ChunkedMessageKey("p", "p-1"), known=positions[:1]
+        )
         rejected = RejectedPositions(Reason("malformed_marker"), positions[:1])
         (rejects,) = judge.decode(rejected if is_rejected else message)
         assert isinstance(rejects, list)
@@ -234,7 +243,7 @@ def test_a_large_message_waits_by_the_time_in_its_chunks_or_is_rejected(
     entries = chunk_entries(b"large message", 3, **fields)
     for delivered_ms in (None,) if due_ms is None else (5_000, 10**12):
         with Peer() as peer:
-            message = Assembled(AT, list(entries), delivered_ms=delivered_ms, due_ms=due_ms)
+            message = Assembled(AT, list(entries), AT[-1], delivered_ms=delivered_ms, due_ms=due_ms)
             (decoded,) = decoder(peer).decode(message)
         waits = (in_chunks_ms or 0) > 0
         fits = not waits if due_ms is None else waits and (in_chunks_ms or 0) <= due_ms
@@ -474,7 +483,7 @@ def test_a_large_message_that_cannot_be_read_when_it_is_due_is_rejected_with_its
         entries[1] = chunk_entries(b"large message", 3, uuid="q-1")[1]
     with Peer() as peer:
         judge = decoder(peer)
-        (rejects,) = judge.decode(Assembled(AT, entries, delivered_ms=10**12))
+        (rejects,) = judge.decode(Assembled(AT, entries, AT[-1], delivered_ms=10**12))
         assert isinstance(rejects, list)
         written = reject_rows(judge, rejects)
     assert [(row["entry_id"], row["entry"]) for row in written] == [

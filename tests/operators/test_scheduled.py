@@ -273,7 +273,7 @@ def test_a_message_is_stored_at_the_same_time_in_every_form(
         read_chunk(stamp + raw, place)
         for raw, place in zip(encode_chunks(own, b"123456789", 3), places, strict=True)
     ]
-    marker = parse_marker(stamp + encode_marker(own, 2, places))
+    marker = parse_marker(stamp + encode_marker(own, 2, places), Position(7, 3))
 
     def assembled(*events: Chunk | Marker) -> int:
         assembly = Assembly(Limits(), MemoryEntries())
@@ -311,7 +311,12 @@ def test_a_replaced_message_of_which_only_the_topic_has_the_bytes_is_rejected_by
     play = Play(reread=True)
     chunks = (Position(1, 1), Position(1, 2))
     large = DelayedLargeMessage(
-        chunks, STORED_MS + 10_000, bytes_kept=True, schedule_id="large", stored_ms=STORED_MS
+        chunks,
+        STORED_MS + 10_000,
+        True,
+        chunks[-1],
+        schedule_id="large",
+        stored_ms=STORED_MS,
     )
     events: list[Any] = [
         large,
@@ -378,7 +383,7 @@ def test_a_marker_that_lists_the_entry_of_another_sender_changes_nothing_for_its
         events=[Scheduled("visit", Position(1, 0), STORED_MS, STORED_MS + 100_000)],
     )
     chunks = (Position(1, 1), Position(1, 2))
-    forged = DelayedLargeMessage(chunks, STORED_MS + 50_000, False, ChunkedMessageKey("evil", "evil-1"), chunks[:1], "visit", STORED_MS)  # fmt: skip
+    forged = DelayedLargeMessage(chunks, STORED_MS + 50_000, False, chunks[-1], ChunkedMessageKey("evil", "evil-1"), chunks[:1], "visit", STORED_MS)  # fmt: skip
     with Peer(
         [(Position(1, 1), chunk_entries(b"large message", 3)[0]), (Position(1, 2), b"x")]
     ) as peer:

@@ -27,6 +27,7 @@ from tests.operators.stage import DictState, DictValue, Settled, Stage, task
 GOLDEN = Path(__file__).parents[1] / "golden"
 KEY_A, KEY_B = ChunkedMessageKey("a", "a-1"), ChunkedMessageKey("b", "b-1")
 LIMITS = Limits(expire_after_ms=1000)
+MARKER = Marker("a", "a-1", Position(1, 3), tuple(Position(1, n) for n in range(3)), 5003, 5003)
 
 
 def chunk(
@@ -278,7 +279,7 @@ def test_the_standing_says_where_the_oldest_open_message_begins() -> None:
 def test_a_marker_delivers_what_a_query_that_began_in_the_middle_could_not() -> None:
     play = Play()
     play([chunk(KEY_A, 1, 1, has_marker=True)])
-    play([chunk(KEY_A, 2, 2, has_marker=True), Marker("a", "a-1", at(0, 1, 2), 5003, 5003)])
+    play([chunk(KEY_A, 2, 2, has_marker=True), MARKER])
     assert play.settled.delivered == [at(0, 1, 2)]
     assert play.settled.read_again == 1
     assert play.settled.rejected == []
@@ -288,7 +289,7 @@ def test_a_marker_behind_a_whole_message_changes_nothing() -> None:
     play = Play()
     chunks = [chunk(KEY_A, number, number, has_marker=True) for number in range(3)]
     play([*chunks[:2]])
-    play([chunks[2], Marker("a", "a-1", at(0, 1, 2), 5003, 5003)])
+    play([chunks[2], MARKER])
     assert play.settled.delivered == [at(0, 1, 2)]
 
 

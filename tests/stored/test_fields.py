@@ -72,11 +72,11 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     ),
     "delayed large message": (
         separately_stored_from_json,
-        separately_stored_to_json(SeparatelyStored(PLACES, True, key=KEY)),
+        separately_stored_to_json(SeparatelyStored(PLACES, True, PLACES[-1], key=KEY)),
     ),
     "part of a delayed entry": (
         separately_stored_from_json,
-        separately_stored_to_json(SeparatelyStored(PLACES[:1], True, BatchRange(1, 2))),
+        separately_stored_to_json(SeparatelyStored(PLACES[:1], True, PLACES[0], BatchRange(1, 2))),
     ),
     "report": (
         report_from_json,

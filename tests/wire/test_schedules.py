@@ -95,7 +95,7 @@ def test_a_marker_names_the_schedule_of_its_message() -> None:
         producer_name="p", sequence_id=1, publish_time=1, properties=properties
     )
     marker = encode_marker(metadata, 2, [Position(1, 0), Position(1, 1)])
-    assert parse_marker(marker).schedule_id == "a"
+    assert parse_marker(marker, Position(1, 2)).schedule_id == "a"
 
 
 @pytest.mark.parametrize(

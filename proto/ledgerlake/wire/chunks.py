@@ -58,7 +58,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The chunks of one message, in order, as its producer listed them.
+    """The chunks of one message, in order, as its producer listed them in a marker at ``position``.
 
     ``time_ms`` is the broker's time of the marker, None if unknown, and ``publish_ms`` the
     producer's, which is any number. ``deliver_ms`` is the delivery time of the message, None if it
@@ -67,6 +67,7 @@ class Marker:
 
     producer_name: str
     uuid: str
+    position: Position
     positions: tuple[Position, ...]
     time_ms: int | None
     publish_ms: int
@@ -208,12 +209,12 @@ def chunk_names(metadata: pb.MessageMetadata, reason: Reason) -> tuple[str, str]
     return names
 
 
-def parse_marker(raw: bytes | memoryview) -> Marker:
+def parse_marker(raw: bytes | memoryview, position: Position) -> Marker:
     """Return the list of chunks in a marker.
 
     Raises:
-        CorruptEntryError: the checksum is wrong, or the marker is malformed or has an unknown
-            version.
+        CorruptEntryError: the checksum is wrong, or the marker is malformed, has an unknown
+            version, or lists chunks that come behind it.
     """
     entry = parse_entry(raw)
     metadata = entry.metadata
@@ -237,10 +238,15 @@ def parse_marker(raw: bytes | memoryview) -> Marker:
         raise CorruptEntryError(
             "a marker lists two chunks at least, each once", reason=MALFORMED_MARKER
         )
+    if max(positions) >= position:
+        raise CorruptEntryError(
+            "a marker lists chunks that come behind it", reason=MALFORMED_MARKER
+        )
     producer_name, uuid = chunk_names(metadata, MALFORMED_MARKER)
     return Marker(
         producer_name,
         uuid,
+        position,
         positions,
         broker_time_ms(entry),
         publish_time_ms(entry),

@@ -62,7 +62,8 @@ class Assembled:
     ``outputs`` is as in ``DueEntries``.
 
     ``schedule_id`` is the id of its schedule, if any, and ``stored_ms`` the time when it was
-    stored. ``clock_ms`` is as in ``DueEntries``.
+    stored. ``stands_at`` is the position of what completed it, its last chunk or its marker: no
+    cancel and no schedule before that hits it. ``clock_ms`` is as in ``DueEntries``.
 
     ``known``, if ``entries`` is None: the chunks that become rejects if the message cannot be read.
     A marker may have listed other entries, which belong to other messages or were never read.
@@ -70,6 +71,7 @@ class Assembled:
 
     positions: tuple[Position, ...]
     entries: Iterable[Entry | None] | None
+    stands_at: Position
     deliver_ms: int | None = None
     delivered_ms: int | None = None
     due_ms: int | None = None
@@ -154,26 +156,27 @@ class Assembly:
         yield from self._apply(self.pending.expire(now_ms))
 
     def _apply(
-        self, effects: list[Effect], completed_by: Chunk | Marker | None = None
+        self, effects: list[Effect], arrived: Chunk | Marker | None = None
     ) -> Iterator[Assembled | Rejected]:
-        arriving = {completed_by.position} if isinstance(completed_by, Chunk) else set()
+        arriving = {arrived.position} if isinstance(arrived, Chunk) else set()
         for effect in effects:
             if isinstance(effect, Spill):
                 for position in effect.positions:
                     self._kept_entries.drop(position)
             elif isinstance(effect, Deliver):
+                # Nothing else completes a message.
+                assert arrived is not None
                 entries = None if effect.reread else map(self._kept_entries.take, effect.positions)
-                delayed_until_ms = (
-                    completed_by.deliver_ms if completed_by and self._delays_messages else None
-                )
+                delayed_until_ms = arrived.deliver_ms if self._delays_messages else None
                 yield Assembled(
                     effect.positions,
                     entries,
+                    arrived.position,
                     delayed_until_ms,
                     key=effect.key,
                     known=effect.known,
-                    schedule_id=completed_by.schedule_id if completed_by else None,
-                    stored_ms=_stored_ms(completed_by),
+                    schedule_id=arrived.schedule_id,
+                    stored_ms=_stored_ms(arrived),
                 )
                 # A message that is read again has no kept entries, and a marker may have listed
                 # chunks of other messages.
@@ -200,12 +203,10 @@ class Assembly:
         )
 
 
-def _stored_ms(completed_by: Chunk | Marker | None) -> int:
+def _stored_ms(completed_by: Chunk | Marker) -> int:
     """Return when a message was stored, by its last chunk or its marker; by the producer's clock if
     the broker gives no time; 0 if neither is a time.
     """
-    if completed_by is None:
-        return 0
     if completed_by.time_ms is not None:
         return completed_by.time_ms
     return completed_by.publish_ms if 0 <= completed_by.publish_ms <= MAX_TIME_MS else 0

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey
 from ledgerlake.decode.crypto import TAG_BYTES
 from ledgerlake.decode.split import PieceKind
-from ledgerlake.errors import CorruptEntryError
-from ledgerlake.reasons import CHUNK_INVALID, MALFORMED_MARKER
+from ledgerlake.reasons import CHUNK_INVALID
 from ledgerlake.wire.chunks import Marker, chunk_names, has_promise, parse_marker
 from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, parse_entry, publish_time_ms
 from ledgerlake.wire.message_id import Position
@@ -17,17 +16,10 @@ def read_alone(kind: PieceKind, raw: bytes | memoryview, position: Position) -> 
     """Return the chunk or marker in an entry that travels alone (see ``decode.split``).
 
     Raises:
-        CorruptEntryError: as ``read_chunk`` and ``parse_marker``; or a marker lists chunks that
-            come after it.
+        CorruptEntryError: as ``read_chunk`` and ``parse_marker``.
     """
-    if kind != PieceKind.MARKER:
-        return read_chunk(raw, position)
-    marker = parse_marker(raw)
-    if max(marker.positions) >= position:
-        raise CorruptEntryError(
-            "a marker lists chunks that come behind it", reason=MALFORMED_MARKER
-        )
-    return marker
+    read = parse_marker if kind == PieceKind.MARKER else read_chunk
+    return read(raw, position)
 
 
 def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:

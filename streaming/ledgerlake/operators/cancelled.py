@@ -74,12 +74,17 @@ def _are_of_ledgers(ledger_ids: NDArray[np.int64], known: frozenset[str]) -> NDA
     return are_known[places]
 
 
-def is_entry_cancelled(entry: Entry | None, position: Position, cancels: Cancels) -> bool:
+def is_entry_cancelled(
+    entry: Entry | None, position: Position, cancels: Cancels, stands_at: Position | None = None
+) -> bool:
     """Return whether the message of an entry is cancelled, by its metadata; of a large message, by
     its last chunk. False if the bytes are gone, or do not parse.
 
     The messages of a batch are unknown. So it is cancelled if one of them may be: a replay that can
     read them has no cancels.
+
+    Args:
+        stands_at: see ``Assembled``; by default its position.
     """
     if entry is None or not len(cancels):
         return False
@@ -88,8 +93,9 @@ def is_entry_cancelled(entry: Entry | None, position: Position, cancels: Cancels
     except CorruptEntryError:
         return False
     if metadata.HasField("num_messages_in_batch"):
-        return cancels.may_hit(position, metadata.deliver_at_time)
-    return cancels.is_cancelled(position, -1, key_text(*key_of(metadata)), metadata.deliver_at_time)
+        return cancels.may_hit(position, metadata.deliver_at_time, stands_at)
+    key = key_text(*key_of(metadata))
+    return cancels.is_cancelled(position, -1, key, metadata.deliver_at_time, stands_at)
 
 
 def cancelled_entries(messages: pa.RecordBatch, frames: Entry | None) -> list[RejectedEntry]:

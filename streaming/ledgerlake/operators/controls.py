@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.assembly.assembler import Rejected
-from ledgerlake.operators.schedule_events import PauseChanged, ScheduleEvents
+from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvents
 from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules
 from ledgerlake.reasons import (
     CANCEL_REFUSED,
@@ -62,10 +62,19 @@ class Controls:
         self._repetition_limit = repetition_limit
         self._new_cancels: list[Cancel] = []
         self.events = ScheduleEvents(sys.maxsize)
+        # The positions of large messages in the index, by those at which they stand.
+        self._waits_at: dict[Position, Position] = {}
 
     def add_cancel(self, cancel: Cancel) -> None:
         """Add a cancel by key or by message id."""
         self._new_cancels.append(cancel)
+
+    def add_large(self, scheduled: Scheduled, waits_at: Position) -> None:
+        """Add a large message that waits in the index at the position of its last chunk; it may
+        stand at its marker.
+        """
+        self.events.add(scheduled)
+        self._waits_at[scheduled.position] = waits_at
 
     @property
     def has_new(self) -> bool:
@@ -171,9 +180,12 @@ class Controls:
                     None if event.rate is None else Repeating(event.deliver_ms, rate=event.rate)
                 )
                 message = ScheduledMessage(
-                    event.position, event.time_ms, event.deliver_ms, repeating
+                    self._waits_at.get(event.position, event.position),
+                    event.time_ms,
+                    event.deliver_ms,
+                    repeating,
                 )
-                if not schedules.put(event.schedule_id, message):
+                if not schedules.put(event.schedule_id, message, event.position):
                     not_repeated.append(event.position)
         if self._has_schedules:
             self._store.save()

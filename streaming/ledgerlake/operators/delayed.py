@@ -203,14 +203,20 @@ class DelayedMessages:
             ]
             return
         if message.schedule_id is not None:
-            self.controls.events.add(
-                Scheduled(message.schedule_id, last, message.stored_ms, message.deliver_ms)
+            self.controls.add_large(
+                Scheduled(
+                    message.schedule_id, message.stands_at, message.stored_ms, message.deliver_ms
+                ),
+                last,
             )
         if self._options.reread:
             for position in message.positions:
                 self._kept_entries.drop(position)
         bytes_kept = not self._options.reread
-        self._separate.store(last, SeparatelyStored(message.positions, bytes_kept, key=message.key))
+        self._separate.store(
+            last,
+            SeparatelyStored(message.positions, bytes_kept, message.stands_at, key=message.key),
+        )
 
     def reject_known(self, message: DelayedLargeMessage) -> None:
         """Reject a complete large message. Some of its chunks were refused."""
@@ -284,7 +290,7 @@ class DelayedMessages:
         if not self._open().add_part(int(read_delayed(frame).due_ms[0]), position):
             self._kept_entries.drop(position)
             return False
-        self._separate.store(position, SeparatelyStored((position,), True, batch_range))
+        self._separate.store(position, SeparatelyStored((position,), True, position, batch_range))
         return True
 
     def _take_place(self, position: Position, due_ms: int) -> bool:

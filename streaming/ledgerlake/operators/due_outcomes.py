@@ -237,6 +237,7 @@ class DueOutcomes:
             yield Assembled(
                 positions,
                 entries,
+                message.stands_at,
                 delivered_ms=release.delivered_ms,
                 due_ms=due_ms,
                 outputs=release.outputs,

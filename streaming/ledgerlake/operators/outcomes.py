@@ -173,7 +173,7 @@ class OutcomeDecoder:
             # The entries of a delayed message can be iterated again, also from the end.
             assert isinstance(message.entries, Reversible)
             chunk = next(reversed(message.entries))
-        return is_entry_cancelled(chunk, last, self.cancels)
+        return is_entry_cancelled(chunk, last, self.cancels, message.stands_at)
 
     def _check_delivery(self, row: pa.RecordBatch, message: Assembled) -> None:
         """Check that a large message is delayed if its chunks say so, and only then, and not

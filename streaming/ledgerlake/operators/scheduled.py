@@ -302,7 +302,7 @@ def schedule_at_once(outcome: Outcome) -> Scheduled | None:
         or outcome.deliver_ms is not None
     ):
         return None
-    return Scheduled(outcome.schedule_id, outcome.positions[-1], outcome.stored_ms)
+    return Scheduled(outcome.schedule_id, outcome.stands_at, outcome.stored_ms)
 
 
 def _schedule_of_delayed(metadata: pb.MessageMetadata) -> tuple[str | None, Repetition | None]:

@@ -17,7 +17,7 @@ from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.split import entries_of
 from ledgerlake.operators.outcome_types import RejectedPositions
 from ledgerlake.operators.stage_rows import positions_to_json
-from ledgerlake.stored.fields import exactly, parse_stored, stored
+from ledgerlake.stored.fields import exactly, fields_of, parse_stored, stored
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -35,12 +35,13 @@ class SeparatelyStored:
     """A large message, whose chunks are at ``positions``, or one entry.
 
     ``bytes_kept`` says whether ``parts`` has the bytes; if not, they are read from the topic.
-    ``batch_range`` says which messages of the entry wait; it is None for a large message. ``key``:
-    see ``Assembled``.
+    ``batch_range`` says which messages of the entry wait; it is None for a large message.
+    ``stands_at``, ``key``: see ``Assembled``.
     """
 
     positions: tuple[Position, ...]
     bytes_kept: bool
+    stands_at: Position
     batch_range: BatchRange | None = None
     key: ChunkedMessageKey | None = None
 
@@ -137,9 +138,11 @@ def separately_stored_to_json(message: SeparatelyStored) -> str:
             "version": VERSION,
             "positions": positions_to_json(message.positions),
             "bytes_kept": message.bytes_kept,
+            "stands_at": message.stands_at,
             "batch_range": None if message.batch_range is None else asdict(message.batch_range),
             "key": None if message.key is None else asdict(message.key),
-        }
+        },
+        default=fields_of,
     )
 
 
@@ -153,8 +156,8 @@ def separately_stored_from_json(text: str) -> SeparatelyStored:
 
 
 def _from_fields(fields: dict[str, Any]) -> SeparatelyStored:
-    ids, bytes_kept, batch_range, key = exactly(
-        fields, "positions", "bytes_kept", "batch_range", "key"
+    ids, bytes_kept, stands_at, batch_range, key = exactly(
+        fields, "positions", "bytes_kept", "stands_at", "batch_range", "key"
     )
     positions = tuple(map(_position, stored(list[list[int]], ids)))
     if not positions:
@@ -162,6 +165,7 @@ def _from_fields(fields: dict[str, Any]) -> SeparatelyStored:
     return SeparatelyStored(
         positions,
         stored(bool, bytes_kept),
+        stored(Position, stands_at),
         stored(BatchRange | None, batch_range),
         stored(ChunkedMessageKey | None, key),
     )

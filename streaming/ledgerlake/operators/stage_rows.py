@@ -115,13 +115,14 @@ class DelayedLargeMessage:
     """The event of a complete large message that is to be delivered later.
 
     ``positions`` are its chunks in order, ``key`` the key that they must have. If ``bytes_kept``,
-    the stage has their bytes; if not, they are read from the topic. ``known``, ``schedule_id``,
-    ``stored_ms``: see ``Assembled``.
+    the stage has their bytes; if not, they are read from the topic. ``stands_at``, ``known``,
+    ``schedule_id``, ``stored_ms``: see ``Assembled``.
     """
 
     positions: tuple[Position, ...]
     deliver_ms: int
     bytes_kept: bool
+    stands_at: Position
     key: ChunkedMessageKey | None = None
     known: tuple[Position, ...] = ()
     schedule_id: str | None = None
@@ -134,6 +135,7 @@ class DelayedLargeMessage:
             message.positions,
             deliver_ms,
             message.entries is not None,
+            message.stands_at,
             message.key,
             message.known,
             message.schedule_id,

@@ -146,27 +146,39 @@ class Cancels:
             vars(self).pop(computed, None)
 
     def is_cancelled(
-        self, position: Position, batch_index: int, key: str | None, deliver_ms: int
+        self,
+        position: Position,
+        batch_index: int,
+        key: str | None,
+        deliver_ms: int,
+        stands_at: Position | None = None,
     ) -> bool:
         """Return whether a message was cancelled; ``batch_index`` is -1 for one that was not
         batched.
+
+        Args:
+            stands_at: the position of the marker that completed it, if one did.
         """
         message_id = MessageId(position.ledger_id, position.entry_id, batch_index)
         targets = {("id", str(position)), ("id", str(message_id))} | (
             {("key", key)} if key is not None else set()
         )
         return any(
-            self._reach(target).hits(position, deliver_ms)
+            self._reach(target).hits(stands_at or position, deliver_ms)
             for target in targets
             if target in self._by_target
         )
 
-    def may_hit(self, position: Position, deliver_ms: int) -> bool:
+    def may_hit(
+        self, position: Position, deliver_ms: int, stands_at: Position | None = None
+    ) -> bool:
         """Return whether some message of an entry may be cancelled, whatever its key and its place
-        in a batch.
+        in a batch. ``stands_at`` is as in ``is_cancelled``.
         """
         reaches = (self._by_entry.get(entry) for entry in (None, position))
-        return any(reach.hits(position, deliver_ms) for reach in reaches if reach is not None)
+        return any(
+            reach.hits(stands_at or position, deliver_ms) for reach in reaches if reach is not None
+        )
 
     def _reach(self, target: tuple[str, str]) -> _Reach:
         if target not in self._reaches:

@@ -35,12 +35,12 @@ Rules kept here:
     ``MOST_PAUSES`` are kept, no other one begins.
   - A pause of an id is of the last message before it: those before that one have ended.
 
-A large message that its marker completes may come after a message that stands behind its chunks.
-``put`` compares both ways, so the later one still replaces it.
+A large message that its marker completes stands at the marker, and waits at its last chunk. So
+events come in the order in which their messages stand.
 
 A topic that was created again in another cluster may have lower ledger ids than what waits from the
 former one. So what waits stands before a message that comes, unless it is behind it by position and
-was not stored earlier.
+was not stored earlier. Then the one that waits hits the one that comes.
 
 The messages of an id are in the order of the topic. Of two that wait, neither hits the other, and
 each is due when it was stored or later. So the earlier one is due when the later one was stored, or
@@ -348,20 +348,26 @@ class Schedules:
         self._store = store
         self._limit = limit or RepetitionLimit()
 
-    def put(self, schedule_id: str, message: ScheduledMessage) -> bool:
+    def put(
+        self, schedule_id: str, message: ScheduledMessage, stands_at: Position | None = None
+    ) -> bool:
         """Add a delayed message: it replaces those that wait under its id. Return False if it
         repeats and is refused, because there are too many.
+
+        Args:
+            stands_at: the position of the marker that completed it, if one did.
         """
+        stands_at = stands_at or message.position
         if message.repeating is None and message.deliver_ms <= message.time_ms:
-            self.end(schedule_id, message.position, message.time_ms, REPLACED)
+            self.end(schedule_id, stands_at, message.time_ms, REPLACED)
             return True
-        if not self._has_room(schedule_id, message):
+        if not self._has_room(schedule_id, message, stands_at):
             self.marked.mark(
                 message.position, REPETITION_REFUSED if message.repeating else SCHEDULE_REFUSED
             )
             return message.repeating is None
-        position, time_ms = message.position, message.time_ms
-        waiting, place = self._hit(schedule_id, position, time_ms, REPLACED)
+        position = message.position
+        waiting, place = self._hit(schedule_id, stands_at, message.time_ms, REPLACED)
         first_behind = waiting[place] if place < len(waiting) else None
         # It waits already if the rest of its entry was read, after a range that ended within.
         is_known = first_behind is not None and first_behind.position == position
@@ -378,11 +384,11 @@ class Schedules:
         self._store.store(schedule_id, waiting)
         return True
 
-    def _has_room(self, schedule_id: str, message: ScheduledMessage) -> bool:
+    def _has_room(self, schedule_id: str, message: ScheduledMessage, stands_at: Position) -> bool:
         """Return whether a message is within the limits, if it replaces the last one of its id at
         most.
         """
-        last = self._last_before(schedule_id, message.position, message.time_ms)
+        last = self._last_before(schedule_id, stands_at, message.time_ms)
         replaced = last if last is not None and is_hit(last.deliver_ms, message.time_ms) else None
         if replaced is None and len(self._store.load(schedule_id)) >= MOST_WAITING:
             return False
