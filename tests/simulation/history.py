@@ -153,6 +153,7 @@ class Features:
     has_lost_chunks: bool = False
     turns_off: bool = False
     has_latest: bool = False
+    has_marked: bool = False
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,7 @@ def _draw_features(rng: random.Random) -> Features:
         has_lost_chunks=rng.random() < 0.25,
         turns_off=rng.random() < 0.1,
         has_latest=rng.random() < 0.5 and has_tables,
+        has_marked=rng.random() < 0.25,
     )
 
 
@@ -257,6 +259,10 @@ def write_script(seed: int, features: Features | None = None) -> Script:
         steps += _of_kinds(random.Random(f"pauses {seed}"), duration_s, kinds, 2)
     if features.has_lost_chunks:
         steps += _of_kinds(random.Random(f"chunks {seed}"), duration_s, ["lost", "slow"], 3)
+    # A delayed message whose chunks have expired is not replayed.
+    if features.has_marked and not features.has_lost_chunks:
+        kinds = ["marked", "marked", "cancel", *["schedule", "end"] * features.has_schedules]
+        steps += _of_kinds(random.Random(f"marked {seed}"), duration_s, kinds, 2)
     return Script(
         seed,
         partitions,

@@ -131,6 +131,12 @@ class Sent:
     is_sending: bool = False
     is_held: bool = False
     is_excused: bool = False
+    # The position of the marker that completes it, if one does.
+    stands_at: Position | None = None
+
+    def stands_before(self, position: Position) -> bool:
+        """Whether a message that is stored there can hit it."""
+        return not self.is_sending and (self.stands_at or self.positions[-1]) < position
 
     def __str__(self) -> str:
         return (
@@ -214,7 +220,7 @@ class Oracle:
             for one in self.sent.values()
             if one.topic == topic
             and all(getattr(one, name) == value for name, value in target.items())
-            and one.positions[-1] < position
+            and one.stands_before(position)
             and (one.deliver_ms > time_ms or any(due_ms > time_ms for due_ms in one.may.values()))
         ]
 
@@ -357,7 +363,9 @@ class Oracle:
                 # The message is a row all the same.
                 continue
             for one in self._by_position.get((topic, position), ()):
-                if row["reason"] in one.may_be_cancelled:
+                if row["reason"] in one.may_be_cancelled and len(one.positions) > 1:
+                    self._take_chunk(one, position)
+                elif row["reason"] in one.may_be_cancelled:
                     if one.is_rejected or (one.delivered and not one.repeats):
                         self.complain(f"once: {one} is in rejects twice, or in both")
                     one.is_rejected = True

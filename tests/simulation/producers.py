@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.decode.codecs import compress
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.chunks import encode_marker, promise
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from tests.simulation.oracle import Pause, Sent
 
@@ -96,6 +97,60 @@ class Producers:
 
     def _send_chunked(self, topic: Topic) -> None:
         self._send_pieces(topic, [0.0, 0.0, 0.3, 1.5])
+
+    def _send_marked(self, topic: Topic) -> None:
+        """A delayed large message that is complete with its last chunk; or, as its last two chunks
+        have changed places, with its marker.
+        """
+        rng = self.world.rng
+        count, size, has_marker = rng.randint(3, 4), 8, rng.random() < 0.7
+        payload = self._payload().ljust(count * size, b".")
+        target = {rng.choice(["key", "schedule"]): rng.choice(["a", "b", "c"])}
+        own = self._metadata(
+            uuid=f"p-{self._numbers}",
+            deliver_at_time=self.brokers.clock_ms + rng.choice([2000, 9000, 15_000]),
+            partition_key=target.get("key"),
+        )
+        if "schedule" in target:
+            own.properties.add(key="ledgerlake.schedule", value=target["schedule"])
+        order = list(range(count))
+        if has_marker:
+            own.properties.append(promise())
+            order[-2:] = reversed(order[-2:])
+        may_expire = self.script.features.has_lost_chunks
+        one = Sent(
+            payload, topic.name, (), self.brokers.clock_ms, own.deliver_at_time,
+            may_expire=may_expire, is_sending=True, **target,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.oracle.confirm(one)
+        self._sending += 1
+
+        def send(place: int) -> None:
+            if place < count:
+                number = order[place]
+                metadata = pb.MessageMetadata(
+                    chunk_id=number, num_chunks_from_msg=count, total_chunk_msg_size=len(payload)
+                )
+                metadata.MergeFrom(own)
+                piece = payload[number * size : (number + 1) * size]
+                position = self._store(topic, metadata, piece)
+                self.oracle.add_chunk(one, position, is_last=False)
+            else:
+                places = dict(zip(order, one.positions, strict=True))
+                one.positions = tuple(places[number] for number in range(count))
+                marker = encode_marker(own, self._numbers, list(one.positions))
+                position = self.brokers.append(topic, marker, 1)
+            if place == count - (not has_marker):
+                one.stands_at, one.is_sending = position, False
+                self._sending -= 1
+                if "schedule" in target:
+                    self._hit(topic, position, self._stored_ms(own), "replaced", **target)
+            else:
+                self.world.at(
+                    self.world.now_s + rng.choice([0.0, 0.0, 0.3, 1.5]), lambda: send(place + 1)
+                )
+
+        send(0)
 
     def _send_slow(self, topic: Topic) -> None:
         """A large message whose chunks may come too late."""
@@ -324,9 +379,11 @@ class Producers:
         found = [
             one
             for one in self.oracle.sent.values()
-            if one.topic == topic.name and one.schedule == name and one.positions[-1] < position
+            if one.topic == topic.name and one.schedule == name and one.stands_before(position)
         ]
-        return max(found, key=lambda one: one.positions[-1]).pauses if found else []
+        return (
+            max(found, key=lambda one: one.stands_at or one.positions[-1]).pauses if found else []
+        )
 
 
 def _whole(numbers: list[int], count: int) -> list[int]:
