@@ -22,7 +22,7 @@ from ledgerlake.inspect.new_config import (
     fields_of_json,
     stream_name,
 )
-from ledgerlake.options.config import read_config
+from ledgerlake.options.config import load_config, read_config
 from tests.live.pipelines import ledgerlake, sentence
 from tests.peer import Peer
 
@@ -36,8 +36,8 @@ ANSWERS = Answers("pulsar://broker:6650", TOPIC, "lake/orders")
 
 
 def written(facts: TopicFacts, answers: Answers = ANSWERS) -> tuple[str, Config]:
-    text = config_text(answers, facts, "orders.toml")
-    return text, read_config(text.encode(), "orders.toml")
+    text = config_text(answers, facts, "/srv/orders.toml")
+    return text, read_config(text.encode(), "/srv/orders.toml")
 
 
 def test_an_empty_topic_gets_the_defaults() -> None:
@@ -48,7 +48,7 @@ def test_an_empty_topic_gets_the_defaults() -> None:
         "orders",
         "messages",
     )
-    assert config.messages_place.uri == "lake/orders"
+    assert config.messages_place.uri == "/srv/lake/orders"
     assert "no partitions,\n# 0 messages and no schema" in text
     assert "broker metadata" not in text
 
@@ -116,7 +116,7 @@ def test_a_large_backlog_is_read_in_parts() -> None:
 
 def test_an_encrypted_topic_gets_a_folder_of_keys() -> None:
     text, config = written(TopicFacts(TOPIC, encrypted_for=("shop",)))
-    assert config.source.crypto_key_folder == "keys"
+    assert config.source.crypto_key_folder == "/srv/keys"
     assert "shop.pem" in text
 
 
@@ -140,7 +140,7 @@ def test_credentials_are_kept_by_reference() -> None:
     )
     _, config = written(TopicFacts(TOPIC), answers)
     assert config.source.client.authentication.parameters == "file:/run/token"
-    assert config.source.client.tls.ca_file == "ca.pem"
+    assert config.source.client.tls.ca_file == "/srv/ca.pem"
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
@@ -217,6 +217,23 @@ def test_a_person_at_a_terminal_is_asked(tmp_path: Path) -> None:
     )
     assert "The folder of the table [lake/visits]: " in said
     assert 'path = "lake/visits"' in (tmp_path / "visits.toml").read_text()
+
+
+def test_paths_on_the_command_line_begin_in_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "token").write_text("t")
+    given = ["--table", "lake/o", "--token", "file:token", "--topic", "orders"]
+    with Peer() as peer:
+        url = ["--service-url", peer.url]
+        assert ledgerlake("init", "conf/orders.toml", *given, *url).returncode == 0
+        assert ledgerlake("init", "conf/o2.toml", "--topic", "o2", *url).returncode == 0
+    config = load_config("conf/orders.toml")
+    assert config.messages_place.root == f"{tmp_path}/lake/o"
+    assert config.source.client.authentication.parameters == f"file:{tmp_path}/token"
+    assert load_config("conf/o2.toml").messages_place.root == f"{tmp_path}/conf/lake/o2"
 
 
 def test_a_person_is_told_what_is_wrong_with_broker_or_topic_before_the_next_question(

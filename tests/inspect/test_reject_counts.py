@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from deltalake import write_deltalake
 
 import ledgerlake as ledgerlake_package
 from ledgerlake.decode import schema
-from ledgerlake.errors import TableError
 from ledgerlake.inspect.reject_counts import count_rejects
 from ledgerlake.options.config import Config, parse_config
 from ledgerlake.reasons import REASONS
@@ -128,14 +126,3 @@ def test_a_table_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
         sentence(result, 2)
         == f"ledgerlake: there is no table at {tmp_path}/messages_rejects; run the pipeline first"
     )
-
-
-def test_a_relative_path_of_a_missing_table_is_told_whole(
-    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    elsewhere = replace(config, delta=replace(config.delta, rejects_path="lake/rejects"))
-    with pytest.raises(
-        TableError, match=f"there is no table at {tmp_path}/lake/rejects; .* start there"
-    ):
-        count_rejects(elsewhere)

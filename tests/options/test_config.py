@@ -10,7 +10,7 @@ from ledgerlake.assembly.rules import Limits
 from ledgerlake.errors import UsageError
 from ledgerlake.options.config import SECTION_CLASSES, load_config, parse_config
 from ledgerlake.options.declared import declared
-from ledgerlake.options.kinds import SETTINGS
+from ledgerlake.options.kinds import CATALOG_SETTINGS, SETTINGS
 from ledgerlake.options.spark_options import with_command_line
 from ledgerlake.schedules.repetition import RepetitionLimit, RepetitionRate
 from ledgerlake.stored.places import Place
@@ -39,9 +39,9 @@ def data(**sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_defaults_follow_the_name_and_the_path() -> None:
-    config = parse_config(data())
-    assert config.stream.checkpoint == "checkpoints/orders"
-    assert config.delta.rejects_path == "lake/orders_rejects"
+    config = parse_config(data(), "/srv")
+    assert config.stream.checkpoint == "/srv/checkpoints/orders"
+    assert config.delta.rejects_path == "/srv/lake/orders_rejects"
     assert config.subscription == "ledgerlake-orders"
     assert config.source.topics.names == ("persistent://public/default/orders",)
 
@@ -249,7 +249,7 @@ def test_a_path_may_begin_in_the_users_own_folder(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     config = parse_config(data(delta={"path": "~/lake/orders"}))
-    assert config.messages_place.absolute.root == str(tmp_path / "lake" / "orders")
+    assert config.messages_place.root == str(tmp_path / "lake" / "orders")
 
 
 @pytest.mark.parametrize(
@@ -525,7 +525,9 @@ SECRETS = [
     (str(option.section), str(option.key))
     for kind in SECTION_CLASSES
     for field, option in declared(kind)
-    if not field.repr and option.kind is not SETTINGS and option.section is not None
+    if not field.repr
+    and option.kind not in (SETTINGS, CATALOG_SETTINGS)
+    and option.section is not None
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ledgerlake.errors import UsageError
 from ledgerlake.options.config import parse_config
-from ledgerlake.options.declared import from_spark, from_toml, option, to_spark
+from ledgerlake.options.declared import Sections, from_spark, from_toml, option, to_spark
 from ledgerlake.options.kinds import COUNT, LIST, MILLISECONDS, TEXT
 from ledgerlake.options.source_options import parse_options
 
@@ -32,9 +32,8 @@ def test_a_declaration_parses_options_of_spark_and_of_toml_to_the_same_values() 
     of_spark = from_spark(
         Declared, {"THENAME": "n", "terms": "a, b,", "timeoutms": "3000"}.items(), "source"
     )
-    of_toml = from_toml(
-        Declared, "section", {"section": {"name": "n", "words": ["a", "b"], "timeout_s": 3}}
-    )
+    sections = Sections({"section": {"name": "n", "words": ["a", "b"], "timeout_s": 3}}, "/")
+    of_toml = from_toml(Declared, "section", sections)
     assert of_spark == of_toml == Declared(name="n", words=("a", "b"), timeout_ms=3000)
 
 
@@ -73,7 +72,7 @@ def test_an_empty_text_is_an_option_that_is_not_given() -> None:
     with pytest.raises(UsageError, match="the option 'theName' is missing"):
         from_spark(Declared, {"theName": ""}.items(), "source")
     with pytest.raises(UsageError, match=r"\[section\] name is missing"):
-        from_toml(Declared, "section", {"section": {"name": ""}})
+        from_toml(Declared, "section", Sections({"section": {"name": ""}}, "/"))
     with pytest.raises(UsageError, match="the option 'count' cannot be ''"):
         from_spark(Declared, {"theName": "n", "count": ""}.items(), "source")
 

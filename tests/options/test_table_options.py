@@ -71,9 +71,9 @@ def test_options_travel_to_tasks_as_they_are() -> None:
 
 
 def test_the_main_table_is_that_of_delta_or_the_first_with_a_fixed_path() -> None:
-    assert config({"path": "lake/{topic}"}).main_table == "messages"
-    tables = ({"path": "lake/{topic}"}, {"path": "lake/b"}, {"path": "lake/c"})
-    assert config(*tables, rejects_path="lake/r").main_table == "table:lake/b"
+    assert config({"path": "/lake/{topic}"}).main_table == "messages"
+    tables = ({"path": "/lake/{topic}"}, {"path": "/lake/b"}, {"path": "/lake/c"})
+    assert config(*tables, rejects_path="/lake/r").main_table == "table:/lake/b"
 
 
 @pytest.mark.parametrize(
@@ -141,12 +141,12 @@ def test_the_main_table_is_that_of_delta_or_the_first_with_a_fixed_path() -> Non
         (
             [],
             {"path": "lake/{topic}"},
-            r"\[delta\] path is 'lake/\{topic\}', and only .* takes a placeholder",
+            r"\[delta\] path is '.*/lake/\{topic\}', and only .* takes a placeholder",
         ),
         (
             [{"path": "x"}],
             {"path": "y", "rejects_path": "{tenant}/r"},
-            r"\[delta\] rejects_path is '\{tenant\}/r'",
+            r"\[delta\] rejects_path is '.*/\{tenant\}/r'",
         ),
         ([{"path": "x"}], {"table": "shop.orders"}, "table is not for a pipeline with"),
         ([{"path": "x"}], {"shape": "record"}, "needs rejects_path, or path"),
@@ -164,9 +164,9 @@ def test_the_main_table_is_that_of_delta_or_the_first_with_a_fixed_path() -> Non
             "choose one",
         ),
         (
-            [{"path": "x", "where": "now() > event_time"}],
+            [{"path": "/x", "where": "now() > event_time"}],
             {},
-            r"\[\[tables\]\] x where has the function now",
+            r"\[\[tables\]\] /x where has the function now",
         ),
         ([{"path": "x", "partition_by": ["a + 1"]}], {}, "needs a name; write a [+] 1 as NAME"),
         ([{"path": "x", "partition_by": ["topic", "Topic"]}], {}, "one column twice"),

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ledgerlake.errors import CheckpointError
-from ledgerlake.options.config import parse_config
+from ledgerlake.options.config import load_config, parse_config
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.forget import forget, forget_topic
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.message_id import BEFORE_ALL
 from tests.entries import single
+from tests.live.pipelines import config_file
 from tests.peer import TOPIC, Peer
 
 if TYPE_CHECKING:
@@ -67,30 +68,30 @@ def test_a_topic_that_the_configuration_still_selects_keeps_its_subscription(
     assert not _has_removed(peer)
 
 
-def test_a_checkpoint_in_another_folder_does_not_count_as_removed(
-    peer: Peer,
-    forgets: Callable[[Config], list[str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_subscription_goes_if_the_checkpoint_is_gone(
+    peer: Peer, forgets: Callable[[Config], list[str]], tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        CheckpointError, match=rf"no checkpoint at {tmp_path}/checkpoints/orders.* start there"
-    ):
-        forgets(_config(peer, "checkpoints/orders"))
-    assert not _has_removed(peer)
-
-
-@pytest.mark.parametrize("is_relative", [True, False])
-def test_the_subscription_goes_if_it_is_certain_that_the_checkpoint_is_gone(
-    peer: Peer,
-    forgets: Callable[[Config], list[str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    is_relative: bool,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    if is_relative:
-        (tmp_path / "checkpoint").mkdir()
-    forgets(_config(peer, "checkpoint" if is_relative else str(tmp_path / "checkpoint")))
+    forgets(_config(peer, str(tmp_path / "checkpoint")))
     assert _has_removed(peer)
+
+
+def test_the_subscription_stays_if_the_command_runs_in_another_folder(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = config_file(
+        tmp_path / "home",
+        {
+            "source": {"service_url": peer.url, "topics": [TOPIC]},
+            "stream": {"name": "orders"},
+            "delta": {"path": "messages"},
+        },
+    )
+    (tmp_path / "away").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+    Checkpoint(load_config("pipeline.toml").checkpoint_place).save_start(
+        {TOPIC: PartitionOffset(BEFORE_ALL)}
+    )
+    monkeypatch.chdir(tmp_path / "away")
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/home/checkpoints/orders is still there"):
+        forget(load_config(file))
+    assert not _has_removed(peer)

@@ -41,8 +41,7 @@ def due_counts(config: Config, length_ms: int) -> list[DueSpan]:
     newest, committed = newest_wakeup_batch(folder), checkpoint.log.last_committed()
     if run is None and committed is None:
         raise SetupError(
-            f"the checkpoint {config.checkpoint_place.absolute} holds no state; "
-            f"{config.checkpoint_place.advice}"
+            f"the checkpoint {config.checkpoint_place} holds no state; run the pipeline first"
         )
     wakeups = None if run is None else read_wakeup_times(folder)
     if run is None or wakeups is None or _is_older(newest, run, committed):

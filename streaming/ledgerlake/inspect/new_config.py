@@ -243,8 +243,8 @@ def _head(facts: TopicFacts, file: str) -> list[str]:
         f"{partitions},",
         f"# {messages} and {schema}.",
         f"# Try it: ledgerlake check {_comment(file)}; run it: ledgerlake run {_comment(file)}",
-        "# All keys: the page Options of the documentation. Relative paths begin in the folder in "
-        "which a command is started.",
+        "# All keys: the page Options of the documentation. Relative paths begin in the folder of "
+        "this file.",
     ]
 
 

@@ -59,6 +59,5 @@ def read_state(
         return reader.load(config.checkpoint_place.hadoop_uri)
     except PySparkException:
         raise SetupError(
-            f"the checkpoint {config.checkpoint_place.absolute} holds no state; "
-            f"{config.checkpoint_place.advice}"
+            f"the checkpoint {config.checkpoint_place} holds no state; run the pipeline first"
         ) from None

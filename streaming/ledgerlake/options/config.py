@@ -22,15 +22,27 @@ from ledgerlake.client.topics import full_name, full_pattern
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import UsageError
 from ledgerlake.options.bounds import Bound, parse_end, parse_start
-from ledgerlake.options.declared import declared, from_toml, nearest, option, to_spark, toml_values
+from ledgerlake.options.declared import (
+    Sections,
+    declared,
+    from_toml,
+    nearest,
+    option,
+    to_spark,
+    toml_values,
+)
 from ledgerlake.options.delay_options import MOST_DUE, DelayOptions
 from ledgerlake.options.kinds import (
+    CATALOG_SETTINGS,
     COUNT,
     DURATION,
     FLAG,
     LIMIT,
     PATH,
-    SETTINGS,
+    PATH_OR_STATE,
+    SECRET,
+    SECRET_FILE,
+    STATE,
     TEXT,
     URL,
     choice,
@@ -45,6 +57,7 @@ from ledgerlake.options.table_options import (
     TableOptions,
     table_name,
 )
+from ledgerlake.stored.local_paths import resolve_path
 from ledgerlake.stored.places import Place, check_table_place, parse_place, parse_template
 from ledgerlake.stored.secrets import read_variable
 from ledgerlake.stored.stores import ENVIRONMENT, S3, StorageSettings, check_settings
@@ -102,14 +115,18 @@ class AuthConfig:
         "`token`, `basic`, `oauth2`, or `tls` for the certificate of `[tls]`.",
         toml="auth.method",
     )
-    token: str = option(TEXT, "", "The token.", toml="auth.token", is_secret=True)
+    token: str = option(SECRET, "", "The token.", toml="auth.token", is_secret=True)
     user: str = option(TEXT, "", "The user of `basic`.", toml="auth.user")
     password: str = option(
-        TEXT, "", "The password of `basic`.", toml="auth.password", is_secret=True
+        SECRET, "", "The password of `basic`.", toml="auth.password", is_secret=True
     )
     issuer_url: str = option(URL, "", "The issuer of OAuth2's tokens.", toml="auth.issuer_url")
     private_key: str = option(
-        PATH, "", "OAuth2's file of client id and secret.", toml="auth.private_key", is_secret=True
+        SECRET_FILE,
+        "",
+        "OAuth2's file of client id and secret.",
+        toml="auth.private_key",
+        is_secret=True,
     )
     audience: str = option(TEXT, "", "OAuth2's audience.", toml="auth.audience")
     scope: str = option(TEXT, "", "OAuth2's scope.", toml="auth.scope")
@@ -314,8 +331,8 @@ class DelayConfig:
         toml="delay.enabled",
     )
     storage: str = option(
-        PATH,
-        "state",
+        PATH_OR_STATE,
+        STATE,
         "`state` for the query's state store, or a folder for the buckets of the index.",
         toml="delay.storage",
     )
@@ -466,7 +483,7 @@ class IcebergConfig:
         toml="iceberg.catalog",
     )
     settings: tuple[tuple[str, str], ...] = option(
-        SETTINGS,
+        CATALOG_SETTINGS,
         (),
         "Properties of the catalog, as `pyiceberg` takes them: `type`, `uri`, `warehouse` and so "
         "on. A secret may be `env:NAME`.",
@@ -508,7 +525,7 @@ class MetricsConfig:
         toml="metrics.address",
     )
     token: str = option(
-        TEXT,
+        SECRET,
         "",
         "What a request must bring, as a bearer token or as the password of any user: `file:PATH`, "
         "`env:NAME`, or the token itself. Required unless the address is of this machine alone.",
@@ -547,7 +564,7 @@ class Config:
         """Return the options of the pipeline's delayed messages: also the folder of the index."""
         folder = (
             None
-            if self.delay.storage == "state"
+            if self.delay.storage == STATE
             else self._place(self.delay.storage, "[delay] storage")
         )
         return replace(self.delay.of_messages, folder=folder, most_due=MOST_DUE)
@@ -695,7 +712,10 @@ def load_config(path: str | Path) -> Config:
 
 
 def read_config(content: bytes, path: str) -> Config:
-    """Check a configuration file's content; ``path`` is for the message.
+    """Check a configuration file's content.
+
+    Args:
+        path: where it is, or will be: relative paths begin in its folder.
 
     Raises:
         UsageError: as ``load_config``.
@@ -712,13 +732,25 @@ def read_config(content: bytes, path: str) -> Config:
         hint = "; texts stand in quotes" if str(error).startswith("Invalid value") else ""
         raise UsageError(f"the configuration {path} is not TOML: {error}{hint}") from None
     try:
-        return parse_config(data)
+        return parse_config(data, folder_of(path))
     except UsageError as error:
         raise UsageError(f"{path}: {error.message}") from None
 
 
-def parse_config(data: dict[str, Any]) -> Config:
+def folder_of(path: str) -> str:
+    """Return the folder in which the relative paths of a configuration file begin. A link to the
+    file counts as the file: a cluster replaces what the link leads to. A pipe, or standard input,
+    has no folder of its own.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    return os.getcwd() if folder.startswith(("/dev", "/proc/")) else folder
+
+
+def parse_config(data: dict[str, Any], folder: str | Path = ".") -> Config:
     """Check configuration data.
+
+    Args:
+        folder: in which relative paths begin; by default this process's working folder.
 
     Raises:
         UsageError: a key is unknown, missing, or has a value that it cannot have.
@@ -727,11 +759,12 @@ def parse_config(data: dict[str, Any]) -> Config:
         if name not in SECTIONS:
             raise UsageError(f"there is no section [{name}]{nearest(name, SECTIONS)}")
     _check_sections_of_keys(data)
-    source, starting = _source(data)
-    stream = _stream(data)
-    tables = _tables(data)
-    delta = _delta(data, tables)
-    delay = from_toml(DelayConfig, "delay", data)
+    sections = Sections(data, os.path.abspath(folder))
+    source, starting = _source(sections)
+    stream = _stream(sections)
+    tables = _tables(sections)
+    delta = _delta(sections, tables)
+    delay = from_toml(DelayConfig, "delay", sections)
     if source.message_payload_processor and delay.enabled and delay.payloads == "reread":
         raise UsageError(
             '[delay] payloads = "reread" is not for [source] message_payload_processor: the topic '
@@ -742,15 +775,15 @@ def parse_config(data: dict[str, Any]) -> Config:
         starting=starting,
         stream=stream,
         delta=delta,
-        chunks=_chunks(data),
+        chunks=_chunks(sections),
         delay=delay,
-        deliver=_deliver(data, source) if "deliver" in data else None,
-        metrics=_metrics(data) if "metrics" in data else None,
+        deliver=_deliver(sections, source) if "deliver" in data else None,
+        metrics=_metrics(sections) if "metrics" in data else None,
         tables=tables,
-        upkeep=_upkeep(data),
-        iceberg=_iceberg(data),
-        spark=from_toml(SparkConfig, "spark", data),
-        storage=from_toml(StorageConfig, "storage", data).settings,
+        upkeep=_upkeep(sections),
+        iceberg=_iceberg(sections),
+        spark=from_toml(SparkConfig, "spark", sections),
+        storage=from_toml(StorageConfig, "storage", sections).settings,
     )
     for options in config.table_options:
         options.check()
@@ -811,9 +844,11 @@ def _check_sections_of_keys(data: dict[str, Any]) -> None:
                 )
 
 
-def _source(data: dict[str, Any]) -> tuple[SourceOptions, Bound]:
+def _source(sections: Sections) -> tuple[SourceOptions, Bound]:
     """``[source]``, ``[auth]`` and ``[tls]``, and where the first run begins."""
-    values = toml_values(SourceOptions, "source", data) | toml_values(SourceOptions, "tls", data)
+    values = toml_values(SourceOptions, "source", sections) | toml_values(
+        SourceOptions, "tls", sections
+    )
     if bool(values.get("topic_names")) == bool(values.get("topics_pattern")):
         raise UsageError("[source] needs topics or topics_pattern, and not both")
     values["starting_offsets"] = values.get("starting_offsets", "earliest")
@@ -821,30 +856,34 @@ def _source(data: dict[str, Any]) -> tuple[SourceOptions, Bound]:
     parse_end(values.get("ending_offsets", "latest"), "[source] ending")
     if starting == "cursor":
         del values["starting_offsets"]
-    if "auth" in data:
-        auth = from_toml(AuthConfig, "auth", data)
+    if "auth" in sections.data:
+        auth = from_toml(AuthConfig, "auth", sections)
         _check_auth(auth)
         values |= {"auth_plugin": auth.method, "auth_params": auth.parameters}
     return SourceOptions(**values), starting
 
 
-def _stream(data: dict[str, Any]) -> StreamConfig:
-    stream = from_toml(StreamConfig, "stream", data)
+def _stream(sections: Sections) -> StreamConfig:
+    stream = from_toml(StreamConfig, "stream", sections)
     if not _NAME.fullmatch(stream.name):
         raise UsageError(
             f"[stream] name '{stream.name}' may hold letters, digits, dot, dash and underscore only"
         )
-    return replace(stream, checkpoint=stream.checkpoint or f"checkpoints/{stream.name}")
+    return replace(
+        stream,
+        checkpoint=stream.checkpoint or resolve_path(f"checkpoints/{stream.name}", sections.folder),
+    )
 
 
-def _tables(data: dict[str, Any]) -> tuple[TableConfig, ...]:
-    entries = data.get("tables", [])
+def _tables(sections: Sections) -> tuple[TableConfig, ...]:
+    entries = sections.data.get("tables", [])
     if not isinstance(entries, list):
         raise UsageError("write [[tables]] with two brackets, once for each table")
     tables = []
     for number, entry in enumerate(entries, start=1):
         try:
-            tables.append(from_toml(TableConfig, "tables", {"tables": entry}))
+            of_table = replace(sections, data={"tables": entry})
+            tables.append(from_toml(TableConfig, "tables", of_table))
         except UsageError as error:
             raise UsageError(
                 f"{error.message.replace('[tables]', '[[tables]]')} (table {number})"
@@ -870,8 +909,8 @@ def _check_has_table(given: dict[str, Any]) -> None:
             )
 
 
-def _delta(data: dict[str, Any], tables: tuple[TableConfig, ...]) -> DeltaConfig:
-    given = toml_values(DeltaConfig, "delta", data)
+def _delta(sections: Sections, tables: tuple[TableConfig, ...]) -> DeltaConfig:
+    given = toml_values(DeltaConfig, "delta", sections)
     delta = DeltaConfig(**given)
     if tables:
         if delta.table:
@@ -923,8 +962,8 @@ def _delta(data: dict[str, Any], tables: tuple[TableConfig, ...]) -> DeltaConfig
     return delta
 
 
-def _chunks(data: dict[str, Any]) -> ChunksConfig:
-    chunks = from_toml(ChunksConfig, "chunks", data)
+def _chunks(sections: Sections) -> ChunksConfig:
+    chunks = from_toml(ChunksConfig, "chunks", sections)
     if chunks.max_message_bytes > _MOST_MESSAGE_BYTES:
         raise UsageError(
             f"[chunks] max_message_bytes is more than {_MOST_MESSAGE_BYTES}, the most that a "
@@ -933,8 +972,8 @@ def _chunks(data: dict[str, Any]) -> ChunksConfig:
     return chunks
 
 
-def _deliver(data: dict[str, Any], source: SourceOptions) -> DeliverConfig:
-    deliver = from_toml(DeliverConfig, "deliver", data)
+def _deliver(sections: Sections, source: SourceOptions) -> DeliverConfig:
+    deliver = from_toml(DeliverConfig, "deliver", sections)
     deliver = replace(deliver, topic=full_name(deliver.topic))
     if source.topics.overlaps(deliver.topic):
         raise UsageError(
@@ -944,8 +983,8 @@ def _deliver(data: dict[str, Any], source: SourceOptions) -> DeliverConfig:
     return deliver
 
 
-def _upkeep(data: dict[str, Any]) -> UpkeepConfig:
-    upkeep = from_toml(UpkeepConfig, "upkeep", data)
+def _upkeep(sections: Sections) -> UpkeepConfig:
+    upkeep = from_toml(UpkeepConfig, "upkeep", sections)
     if upkeep.busy_percent > 100:
         raise UsageError("[upkeep] busy_percent is above 100")
     if not _SHORTEST_INTERVAL_MS <= upkeep.interval_ms <= 24 * _HOUR_MS:
@@ -958,15 +997,15 @@ def _upkeep(data: dict[str, Any]) -> UpkeepConfig:
     return upkeep
 
 
-def _iceberg(data: dict[str, Any]) -> IcebergConfig:
-    iceberg = from_toml(IcebergConfig, "iceberg", data)
+def _iceberg(sections: Sections) -> IcebergConfig:
+    iceberg = from_toml(IcebergConfig, "iceberg", sections)
     if iceberg.interval_ms < _SHORTEST_INTERVAL_MS:
         raise UsageError("[iceberg] interval is less than 100 milliseconds")
     return iceberg
 
 
-def _metrics(data: dict[str, Any]) -> MetricsConfig:
-    metrics = from_toml(MetricsConfig, "metrics", data)
+def _metrics(sections: Sections) -> MetricsConfig:
+    metrics = from_toml(MetricsConfig, "metrics", sections)
     if metrics.port > 65535:
         raise UsageError("[metrics] port is above 65535")
     check_reachable_by(metrics.address, metrics.token)

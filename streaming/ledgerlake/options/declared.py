@@ -126,23 +126,32 @@ def from_spark(kind: type[Declared], texts: Iterable[tuple[str, str]], what: str
     return kind(**values)
 
 
-def from_toml(kind: type[Declared], section: str, data: dict[str, Any]) -> Declared:
+@dataclass(frozen=True)
+class Sections:
+    """The sections of a configuration, and the folder in which its relative paths begin."""
+
+    data: dict[str, Any]
+    folder: str
+
+
+def from_toml(kind: type[Declared], section: str, sections: Sections) -> Declared:
     """Parse a section of the configuration that is a dataclass of its own.
 
     Raises:
         UsageError: as ``toml_values``.
     """
-    return kind(**toml_values(kind, section, data))
+    return kind(**toml_values(kind, section, sections))
 
 
-def toml_values(kind: type, section: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a dataclass's fields that a section of the configuration sets.
+def toml_values(kind: type, section: str, sections: Sections) -> dict[str, Any]:
+    """Return the values of a dataclass's fields that a section of the configuration sets; paths are
+    absolute.
 
     Raises:
         UsageError: a key is unknown or missing, or has a value that it cannot have; the message
             names it.
     """
-    entries = data.get(section, {})
+    entries = sections.data.get(section, {})
     if not isinstance(entries, dict):
         raise UsageError(f"[{section}] must be a section")
     by_key = {
@@ -165,10 +174,12 @@ def toml_values(kind: type, section: str, data: dict[str, Any]) -> dict[str, Any
                 )
             continue
         try:
-            values[field.name] = option.kind.check(value, f"[{section}] {key}")
+            checked = option.kind.check(value, f"[{section}] {key}")
         except UsageError as error:
             # It may be a secret in the wrong place.
             raise UsageError(blanked(error.message, [str(value)] if has_secrets else [])) from None
+        resolve = option.kind.resolve
+        values[field.name] = checked if resolve is None else resolve(checked, sections.folder)
     for key, (field, _) in by_key.items():
         if field.default is MISSING and field.name not in values:
             raise UsageError(f"[{section}] {key} is missing")

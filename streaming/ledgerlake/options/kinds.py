@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from ledgerlake.errors import UsageError
 from ledgerlake.runtime.plugins import check_path
+from ledgerlake.stored.local_paths import (
+    resolve_catalog_settings,
+    resolve_path,
+    resolve_reference,
+    resolve_secret_file,
+)
 
 T = TypeVar("T")
 
@@ -18,6 +24,9 @@ _DURATION = re.compile(
     r"([0-9]{1,12})\s*(milliseconds?|ms|seconds?|s|minutes?|min|m|hours?|h|days?|d)"
 )
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+# In place of the folder of the index of delayed messages.
+STATE = "state"
 
 # Clocks and timers of the libraries cannot have any number.
 _LONGEST_MS = 100 * 365 * _UNITS_MS["d"]
@@ -33,6 +42,7 @@ class Kind(Generic[T]):
         check: from a value of TOML, and the name of the key for an error, to the value.
         text: from the value to a text that parses to it.
         takes_in_toml, text_in_toml: the same of TOML, if it is another.
+        resolve: from the value and a folder to the value whose relative paths begin there.
         example: what to write if a required option is missing.
         skips_empty: an empty text means that the option is not given.
     """
@@ -43,6 +53,7 @@ class Kind(Generic[T]):
     text: Callable[[T], str] = str
     takes_in_toml: str | None = None
     text_in_toml: Callable[[T], str] | None = None
+    resolve: Callable[[T, str], T] | None = None
     example: str = ""
     skips_empty: bool = False
 
@@ -167,12 +178,28 @@ def _settings(table: Any, where: str, prefix: str = "") -> Iterator[tuple[str, s
             raise UsageError(f"{where} {name} must be a text, a number, true or false")
 
 
+def _check_path(value: Any, where: str) -> str:
+    text = _check_text(value, where)
+    if text.startswith("$"):
+        raise UsageError(
+            f"{where} cannot be '{text}'; variables are not replaced here, so write the path itself"
+        )
+    return text
+
+
 def _texts(takes: str, example: str = "") -> Kind[str]:
     return Kind(takes, lambda text, _where: text, _check_text, example=example, skips_empty=True)
 
 
 TEXT = _texts("a text")
-PATH = _texts("a path")
+PATH = replace(_texts("a path"), check=_check_path, resolve=resolve_path)
+PATH_OR_STATE = replace(
+    PATH,
+    takes="`state` or a path",
+    resolve=lambda text, folder: text if text == STATE else resolve_path(text, folder),
+)
+SECRET = replace(_texts("a text, `file:PATH` or `env:NAME`"), resolve=resolve_reference)
+SECRET_FILE = replace(PATH, resolve=resolve_secret_file)
 URL = _texts("an address", "pulsar://host:6650")
 LIST = Kind(
     "texts with commas between them",
@@ -205,6 +232,7 @@ SETTINGS = Kind(
     lambda pairs: ",".join(f"{name}={value}" for name, value in pairs),
     takes_in_toml="a table of texts, numbers and flags",
 )
+CATALOG_SETTINGS = replace(SETTINGS, resolve=resolve_catalog_settings)
 FUNCTION = Kind(
     "`package.module:name`",
     check_path,

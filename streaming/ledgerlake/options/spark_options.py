@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ledgerlake.errors import SetupError, UsageError
 from ledgerlake.options.declared import option
-from ledgerlake.options.kinds import LIST, SETTINGS, TEXT
+from ledgerlake.options.kinds import LIST, PATH, SETTINGS, TEXT
 from ledgerlake.runtime.spark_settings import join_settings
 
 # Where an executor unpacks the bundle.
@@ -45,7 +45,7 @@ class SparkConfig:
         toml="spark.packages",
     )
     bundle: str = option(
-        TEXT,
+        PATH,
         "",
         "An archive of `ledgerlake bundle`, which Spark brings to executors on other machines.",
         toml="spark.bundle",
@@ -53,7 +53,8 @@ class SparkConfig:
     settings: tuple[tuple[str, str], ...] = option(
         SETTINGS,
         (),
-        "Other settings of Spark, by their names; `--conf KEY=VALUE` adds to them.",
+        "Other settings of Spark, by their names; `--conf KEY=VALUE` adds to them. Relative paths "
+        "in them begin where Spark starts.",
         toml="spark.settings",
         is_secret=True,
     )

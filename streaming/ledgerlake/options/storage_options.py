@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ledgerlake.options.declared import option
-from ledgerlake.options.kinds import TEXT
+from ledgerlake.options.kinds import SECRET, TEXT
 from ledgerlake.stored.secrets import read_variable
 from ledgerlake.stored.stores import StorageSettings
 
@@ -31,7 +31,7 @@ class StorageConfig:
         TEXT, "", "The region; for S3.", toml="storage.region", shown_default="`$AWS_REGION`"
     )
     access_key_id: str = option(
-        TEXT,
+        SECRET,
         "",
         "The id of the key; for S3.",
         toml="storage.access_key_id",
@@ -39,7 +39,7 @@ class StorageConfig:
         shown_default="the environment's credentials",
     )
     secret_access_key: str = option(
-        TEXT,
+        SECRET,
         "",
         "The secret of the key; for S3. A file is read again whenever the store is opened.",
         toml="storage.secret_access_key",
@@ -47,7 +47,7 @@ class StorageConfig:
         shown_default="the environment's credentials",
     )
     session_token: str = option(
-        TEXT,
+        SECRET,
         "",
         "The session token of temporary credentials; for S3.",
         toml="storage.session_token",
@@ -55,7 +55,7 @@ class StorageConfig:
         shown_default="the environment's credentials",
     )
     account_key: str = option(
-        TEXT,
+        SECRET,
         "",
         "The key of the account; for Azure.",
         toml="storage.account_key",

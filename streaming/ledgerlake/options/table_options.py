@@ -165,7 +165,7 @@ class TableOptions(RowsConfig):
     def folder(self) -> Place:
         """Return the folder of a template in which the tables of all topics are."""
         above = PLACEHOLDER.split(self.place.uri)[0].rpartition("/")
-        return replace(self.place, uri=above[0] or above[1] or ".")
+        return replace(self.place, uri=above[0] or above[1])
 
     @property
     def drops_messages(self) -> bool:
@@ -330,7 +330,7 @@ class TableOptions(RowsConfig):
                 f"{self.section} iceberg_table is '{self.iceberg_table}'; write a namespace and a "
                 "name, such as shop.orders"
             )
-        if self.iceberg_table and re.search("[#?]", self.place.absolute.uri):
+        if self.iceberg_table and re.search("[#?]", self.place.uri):
             raise UsageError(
                 f"{self.section} iceberg_table needs a path without # and ?, which Iceberg's "
                 "readers cannot open"

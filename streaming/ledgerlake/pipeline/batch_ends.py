@@ -5,7 +5,7 @@ The file also has the last micro-batch seen in each table, so that a restart not
 older:
 
     {"version": 1, "batches": {"17": {"persistent://public/default/orders": [12, 345]}},
-     "tables": {"messages": {"path": "lake/orders", "batch_id": 17}},
+     "tables": {"messages": {"path": "/srv/lake/orders", "batch_id": 17}},
      "last_run": {"batch_id": 17, "wakes_batch": 15}}
 
 ``last_run`` is the last micro-batch that was run, and the micro-batch whose file of wake-up times

@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -89,14 +88,12 @@ class Checkpoint:
         checkpoint that is not there, nothing is known.
 
         Raises:
-            SetupError: the pipeline never ran, or its checkpoint is elsewhere.
+            SetupError: the pipeline never ran.
             OffsetError: as ``start``.
         """
         start = self.start()
         if start is None:
-            raise SetupError(
-                f"there is no checkpoint at {self.folder.absolute}; {self.folder.advice}"
-            )
+            raise SetupError(f"there is no checkpoint at {self.folder}; run the pipeline first")
         return start
 
     def committed_range(self) -> tuple[Offset, Offset]:
@@ -287,7 +284,7 @@ class Checkpoint:
         """Check that there is no checkpoint from which a pipeline would continue.
 
         Raises:
-            CheckpointError: there is one, or it may be in another folder.
+            CheckpointError: there is one.
         """
         if self.start() is not None:
             raise CheckpointError(
@@ -295,23 +292,6 @@ class Checkpoint:
                 "topic removes when its subscription goes; remove the checkpoint first, and with "
                 "it the messages that wait in it"
             )
-        self.check_not_elsewhere()
-
-    def check_not_elsewhere(self) -> None:
-        """Check that a checkpoint which is not there was removed: a relative path may have been
-        meant from another folder. An empty folder says that it was not.
-
-        Raises:
-            CheckpointError: it may be elsewhere.
-        """
-        place = self.folder.absolute
-        if place == self.folder or os.path.isdir(place.root):
-            return
-        raise CheckpointError(
-            f"there is no checkpoint at {place}, and without it the subscription must stay; if the "
-            "path was meant from another folder, start there; if the checkpoint was removed, make "
-            "an empty folder in its place, and run the command again"
-        )
 
     def forget(self) -> None:
         """Record that the user has chosen to start from the beginning; valid until a new query has

@@ -31,8 +31,7 @@ def forget(config: Config) -> list[str]:
         The topic partitions that had a cursor.
 
     Raises:
-        CheckpointError: the checkpoint is still there, or may be in another folder; nothing was
-            removed.
+        CheckpointError: the checkpoint is still there; nothing was removed.
         BrokerError, TransportError, TopicNotFoundError: not all cursors are removed.
     """
     checkpoint = Checkpoint(config.checkpoint_place)
@@ -74,15 +73,12 @@ def forget_topic(config: Config, topic: str) -> list[str]:
         The topic partitions that had a cursor.
 
     Raises:
-        CheckpointError: the configuration still selects the topic, or the checkpoint may be in
-            another folder; nothing was removed.
+        CheckpointError: the configuration still selects the topic; nothing was removed.
         UsageError: the topic's name is none, or the stream has not read it.
         BrokerError, TransportError, TopicNotFoundError: not all cursors are removed.
     """
     checkpoint = Checkpoint(config.checkpoint_place)
     has_checkpoint = checkpoint.start() is not None
-    if not has_checkpoint:
-        checkpoint.check_not_elsewhere()
     cluster = Cluster(config.source.client)
     try:
         names = cluster.all_partitions(TopicSelection((full_name(topic),)), may_wait=False)

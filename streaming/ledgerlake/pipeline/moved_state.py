@@ -16,7 +16,6 @@ Source: OperatorStateMetadataV2 of Spark 4.2.
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -93,9 +92,7 @@ def _with_schema_files(metadata: dict[str, Any], renamed: Callable[[str], str]) 
 
 def _here(checkpoint: Place, name: str) -> str:
     """Return Spark's name of a state file in this checkpoint."""
-    place = (
-        f"file:{os.path.abspath(checkpoint.root)}" if checkpoint.is_local else checkpoint.hadoop_uri
-    )
+    place = f"file:{checkpoint.root}" if checkpoint.is_local else checkpoint.hadoop_uri
     return f"{place}/state/{name.rpartition('/state/')[2]}"
 
 

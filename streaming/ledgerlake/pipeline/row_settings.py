@@ -116,7 +116,7 @@ def _is_same_storage(before: RowSettings, now: RowSettings) -> bool:
 
 
 def _storage_place(storage: Setting) -> str | None:
-    """Return the one name of a place, absolute if it is local; None for the state store, or if the
+    """Return the one name of a place; None for the state store, or if the
     text is not a place.
     """
     if not isinstance(storage, str) or storage == _STATE:
@@ -125,12 +125,12 @@ def _storage_place(storage: Setting) -> str | None:
         place = parse_place(storage, STORAGE)
     except UsageError:
         return None
-    return place.absolute.uri
+    return place.uri
 
 
 def _below(storage: str, checkpoint: Place) -> str | None:
     """Return the path of the storage inside the checkpoint; None if it is elsewhere."""
-    place, folder = _storage_place(storage), f"{checkpoint.absolute.uri}/"
+    place, folder = _storage_place(storage), f"{checkpoint.uri}/"
     return place.removeprefix(folder) if place is not None and place.startswith(folder) else None
 
 

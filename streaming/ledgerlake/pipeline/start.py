@@ -344,8 +344,7 @@ class Start:
 
     def _lost_checkpoint(self, sign: str) -> SetupError:
         return SetupError(
-            f"there is no checkpoint at {self._config.checkpoint_place.absolute}, but {sign}; if a "
-            "relative path was meant from another folder, start there; else restore the "
+            f"there is no checkpoint at {self._config.checkpoint_place}, but {sign}; restore the "
             "checkpoint, or set starting to cursor to go on from there (messages may come twice), "
             "or begin anew with what the broker still has: remove the tables, whose rows would "
             "come twice, then run: ledgerlake forget CONFIG"
@@ -539,7 +538,7 @@ class Start:
         """
         if self._unfinished is None:
             return
-        now = {str(table.path.absolute) for table in self._tables.by_name.values()}
+        now = {str(table.path) for table in self._tables.by_name.values()}
         for path in sorted({*self._checkpoint.tables().values()} - now):
             former = Table(
                 parse_place(path, "the path of a former table", self._config.storage),

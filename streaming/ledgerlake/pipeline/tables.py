@@ -332,15 +332,13 @@ class Tables:
 
     @property
     def for_tasks(self) -> tuple[TableOptions, ...]:
-        """Return the options for tasks, which put files for delta-spark into another folder.
-        Executors have a working folder of their own, so local paths are absolute.
-        """
+        """Return the options for tasks, which put files for delta-spark into another folder."""
         places = [
             options.place if options.is_template else self._by_name[options.name].table.folder
             for options in self._options
         ]
         return tuple(
-            replace(options, place=place.absolute)
+            replace(options, place=place)
             for options, place in zip(self._options, places, strict=True)
         )
 
@@ -500,10 +498,7 @@ class Tables:
             return False
         if isinstance(error, SetupError) and not self._is_above_writable(options.place):
             return False
-        if (
-            str(options.place.absolute)
-            in Checkpoint(self._config.checkpoint_place).tables().values()
-        ):
+        if str(options.place) in Checkpoint(self._config.checkpoint_place).tables().values():
             return False
         try:
             if existing_table(options.place) is None:
@@ -594,12 +589,8 @@ class Tables:
 
     @property
     def places(self) -> dict[str, str]:
-        """Return by name the absolute places of the tables that exist, for the checkpoint."""
-        return {
-            name: str(table.path.absolute)
-            for name, table in self.by_name.items()
-            if self.exists(name)
-        }
+        """Return by name the places of the tables that exist, for the checkpoint."""
+        return {name: str(table.path) for name, table in self.by_name.items() if self.exists(name)}
 
     def add_columns(self, *, is_start: bool) -> None:
         """Add the columns that the known schemas need.

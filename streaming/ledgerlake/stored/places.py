@@ -1,7 +1,7 @@
 """Places of files: one URI, and what pyarrow, delta-rs and Spark call it.
 
     written                                    pyarrow              delta-rs              Spark (Hadoop)
-    lake/orders   file:///lake/orders          LocalFileSystem      the path              file: and the absolute path
+    /lake/orders  file:///lake/orders          LocalFileSystem      the path              file: and the absolute path
     s3://bucket/orders   s3a://bucket/orders   S3FileSystem         s3://bucket/orders    s3a://bucket/orders
     gs://bucket/orders                         GcsFileSystem        the same              the same
     abfss://container@account.../orders        AzureFileSystem      the same              the same
@@ -28,6 +28,7 @@ from urllib.request import getproxies
 from pyarrow import fs
 
 from ledgerlake.errors import SetupError, UsageError
+from ledgerlake.stored.local_paths import resolve_path
 from ledgerlake.stored.secrets import said
 from ledgerlake.stored.stores import (
     ENVIRONMENT,
@@ -113,7 +114,7 @@ _STORE_ERRORS = (
 
 @dataclass(frozen=True)
 class Place:
-    """A folder or file by its URI: a local path as it was written, or ``s3://bucket/path``."""
+    """A folder or file by its URI: an absolute local path, or ``s3://bucket/path``."""
 
     uri: str
     settings: StorageSettings = ENVIRONMENT
@@ -142,25 +143,8 @@ class Place:
         return f"{self._container}/{self._below_bucket}"
 
     @property
-    def absolute(self) -> Place:
-        """Return the same place without a path that is relative to this process's folder."""
-        return replace(self, uri=os.path.abspath(self.root)) if self.is_local else self
-
-    @property
-    def advice(self) -> str:
-        """Return what to do if a pipeline has not written anything here."""
-        elsewhere = (
-            ", or, if the path was meant from another folder, start there"
-            if self != self.absolute
-            else ""
-        )
-        return f"run the pipeline first{elsewhere}"
-
-    @property
     def hadoop_uri(self) -> str:
-        """Return what Spark calls it. A local path stays a path, so that Spark names it as before
-        in a checkpoint.
-        """
+        """Return what Spark calls it."""
         if self.store is None:
             return self.uri
         return f"{self.store.hadoop_scheme}://{self._bucket}/{self._below_bucket}"
@@ -378,7 +362,8 @@ class Place:
 
 
 def parse_place(text: str, where: str, settings: StorageSettings = ENVIRONMENT) -> Place:
-    """Return the place that a user wrote. ``~/`` begins in the user's own folder.
+    """Return the place of a URL or a path; ``~/`` begins in the user's own folder, and a relative
+    path in this process's working folder.
 
     Args:
         where: the name of the option, for the error.
@@ -393,10 +378,10 @@ def parse_place(text: str, where: str, settings: StorageSettings = ENVIRONMENT) 
             f"{where} cannot be '{text}'; variables are not replaced here, so write the path itself"
         )
     if matched is None:
-        return Place(os.path.expanduser(text) if text.startswith("~/") else text, settings)
+        return Place(resolve_path(text, os.getcwd()), settings)
     scheme = matched[1].lower()
     if scheme == "file":
-        return Place(_local_path(text, where), settings)
+        return Place(os.path.abspath(_local_path(text, where)), settings)
     store = STORES.get(scheme)
     shown = _MAYBE_SECRET.sub("...", text)
     if store is None:

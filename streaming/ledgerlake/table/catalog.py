@@ -87,7 +87,7 @@ def register_tables(spark: SparkSession, config: Config) -> None:
         try:
             spark.sql(
                 f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION "
-                f"{_quoted(place.absolute.hadoop_uri)}"
+                f"{_quoted(place.hadoop_uri)}"
             )
         except (PySparkException, Py4JJavaError) as error:
             raise TableAccessError(
@@ -125,7 +125,7 @@ def _checked_path(name: str, path: str, location: str) -> str:
     if not path:
         return location
     where = "[delta] path"
-    if parse_place(path, where).absolute != parse_place(location, where).absolute:
+    if parse_place(path, where) != parse_place(location, where):
         raise TableError(
             f"the table {name} is at {location} by the catalog, and not at {path}; correct [delta] "
             "path"

@@ -340,7 +340,7 @@ class IcebergTable:
             yield from executor.map(describe, names)
 
     def _uri(self, name: str) -> str:
-        place = self.place.absolute / name
+        place = self.place / name
         return f"file://{place.root}" if place.is_local else place.uri
 
     def _remove_old(self, table: Table) -> None:

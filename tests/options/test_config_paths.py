@@ -1,0 +1,170 @@
+"""The relative paths of a configuration begin in the folder of its file."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ledgerlake.errors import UsageError
+from ledgerlake.options.config import SECTION_CLASSES, load_config, parse_config, read_config
+from ledgerlake.options.declared import declared
+from ledgerlake.stored.secrets import resolve_secret
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ledgerlake.options.config import Config
+
+_FILE = """
+source = { service_url = "pulsar://h", topics = ["orders"] }
+stream = { name = "orders" }
+delta = { path = "../lake/orders" }
+auth = { method = "token", token = "file:token" }
+"""
+
+_OPTIONS = {
+    f"{option.section}.{option.key}": option
+    for kind in SECTION_CLASSES
+    for _, option in declared(kind)
+    if option.section
+}
+_PATHS = sorted(name for name, option in _OPTIONS.items() if option.kind.resolve is not None)
+
+_S3 = {"delta": {"path": "s3://lake/orders"}}
+
+# What else a configuration needs that has an option.
+_BESIDE: dict[str, dict[str, Any]] = {
+    "auth.token": {"auth": {"method": "token"}},
+    "auth.password": {"auth": {"method": "basic", "user": "u"}},
+    "auth.private_key": {"auth": {"method": "oauth2", "issuer_url": "https://i"}},
+    "tls.cert_file": {"tls": {"key_file": "/k.pem"}},
+    "tls.key_file": {"tls": {"cert_file": "/c.pem"}},
+    "delta.rejects_path": {"delta": {"path": "/lake/orders"}},
+    "storage.access_key_id": _S3 | {"storage": {"secret_access_key": "s"}},
+    "storage.secret_access_key": _S3 | {"storage": {"access_key_id": "k"}},
+    "storage.session_token": _S3 | {"storage": {"access_key_id": "k", "secret_access_key": "s"}},
+    "storage.account_key": {"delta": {"path": "abfss://lake@shop.dfs.core.windows.net/orders"}},
+    "metrics.token": {"metrics": {"port": 9464}},
+}
+
+# What an option of another kind says of a path, a file or a secret.
+_WORDS = re.compile(
+    r"paths?\b|file\b|folder|archive|uri\b|token\b|secret\b|password\b", re.IGNORECASE
+)
+_WITHOUT_PATH = {
+    "source.crypto_key_reader": "a function",
+    "auth.method": "a word",
+    "delta.table": "a name in the catalog",
+    "metrics.address": "an address",
+    "spark.settings": "Spark's own settings",
+}
+
+
+def _config(folder: str, name: str, value: Any) -> Config:
+    section, _, key = name.partition(".")
+    data: dict[str, Any] = {
+        "source": {"service_url": "pulsar+ssl://h", "topics": ["orders"]},
+        "stream": {"name": "orders", "checkpoint": "/checkpoint"},
+        "delta": {"path": "/lake/orders"},
+    }
+    if section == "tables":
+        return parse_config(data | {"tables": [{key: value}]}, folder)
+    for beside, keys in _BESIDE.get(name, {}).items():
+        data[beside] = data.get(beside, {}) | keys
+    data[section] = data.get(section, {}) | {key: value}
+    return parse_config(data, folder)
+
+
+@pytest.mark.parametrize("name", _PATHS)
+def test_each_option_that_is_a_path_begins_in_the_folder_of_the_file(name: str) -> None:
+    takes = _OPTIONS[name].kind.takes
+    prefix = "file:" if "file:PATH" in takes else ""
+
+    def value(path: str) -> Any:
+        if name == "iceberg.settings":
+            return {"type": "sql", "uri": f"sqlite:///{path}", "warehouse": path}
+        return f"{prefix}{path}"
+
+    relative = _config("/etc/lake", name, value("below/x"))
+    assert relative == _config("/", name, value("/etc/lake/below/x"))
+    assert relative != _config("/etc", name, value("below/x"))
+    assert _config("/etc", name, value("/x")) == _config("/", name, value("/x"))
+
+
+@pytest.mark.parametrize("name", sorted(_OPTIONS.keys() - {*_PATHS}))
+def test_an_option_that_tells_of_a_path_is_declared_as_one(name: str) -> None:
+    option = _OPTIONS[name]
+    assert (_WORDS.search(f"{option.key} {option.meaning}") is None) != (name in _WITHOUT_PATH)
+
+
+def test_a_file_is_the_same_stream_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("project/conf", "away"):
+        (tmp_path / name).mkdir(parents=True)
+    file = tmp_path / "project" / "conf" / "orders.toml"
+    file.write_text(_FILE)
+    monkeypatch.chdir(tmp_path / "away")
+    config = load_config(file)
+    assert config == load_config("../project/conf/orders.toml")
+    assert config.checkpoint_place.root == f"{tmp_path}/project/conf/checkpoints/orders"
+    assert config.messages_place.root == f"{tmp_path}/project/lake/orders"
+    assert config.rejects_place.root == f"{tmp_path}/project/lake/orders_rejects"
+    (tmp_path / "mounted.toml").symlink_to(file)
+    assert load_config(tmp_path / "mounted.toml").checkpoint_place.root == (
+        f"{tmp_path}/checkpoints/orders"
+    )
+
+
+@pytest.mark.parametrize("through", ["a pipe", "parse_config"])
+def test_paths_of_a_configuration_without_a_file_begin_in_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if through == "a pipe":
+        reading, writing = os.pipe()
+        os.write(writing, _FILE.encode())
+        os.close(writing)
+        config = load_config(f"/dev/fd/{reading}")
+        os.close(reading)
+    else:
+        config = _config(".", "stream.checkpoint", "checkpoints/orders")
+    monkeypatch.chdir("/")
+    assert config.checkpoint_place.root == f"{tmp_path}/checkpoints/orders"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("delta.path", "s3://lake/orders"),
+        ("delta.path", "file:///lake/orders"),
+        ("delay.storage", "state"),
+        ("auth.token", "env:TOKEN"),
+        ("auth.token", "a/b"),
+        ("auth.private_key", '{"client_id": "c", "client_secret": "s"}'),
+        ("auth.private_key", "data:application/json;base64,e30="),
+        ("iceberg.settings", {"type": "rest", "uri": "https://h", "warehouse": "lake"}),
+        ("iceberg.settings", {"type": "sql", "uri": "sqlite:///:memory:"}),
+        ("iceberg.settings", {"type": "sql", "uri": "postgresql://h/c"}),
+    ],
+)
+def test_what_is_no_relative_path_stays_as_it_is(name: str, value: Any) -> None:
+    assert _config("/etc", name, value) == _config("/", name, value)
+
+
+def test_a_secret_is_read_from_a_folder_whose_name_needs_escapes(tmp_path: Path) -> None:
+    folder = tmp_path / "a%41 b"
+    (folder / "c d").mkdir(parents=True)
+    (folder / "c d" / "token").write_text("hushed")
+    config = _config(str(folder), "metrics.token", "file:c%20d/token")
+    assert config.metrics is not None
+    assert resolve_secret(config.metrics.token) == "hushed"
+
+
+def test_a_path_that_begins_with_a_variable_is_refused() -> None:
+    content = _FILE.replace("../lake/orders", "$HOME/lake").encode()
+    with pytest.raises(UsageError, match=r"\[delta\] path cannot be '\$HOME/lake'; variables are"):
+        read_config(content, "orders.toml")
