@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--table",
         metavar="PATH",
-        help="the folder of the table; default: lake/ and the topic's name",
+        help="the folder of the table; default: lake/ and the topic's name, beside FILE",
     )
     command.add_argument(
         "--token", metavar="REFERENCE", default="", help="where the token is: file:PATH or env:NAME"
@@ -57,6 +57,8 @@ def _init(options: argparse.Namespace) -> int:
     from ledgerlake.client.cluster import ClientSettings
     from ledgerlake.client.transport import TlsSettings
     from ledgerlake.inspect.new_config import Answers, config_text, look_at, stream_name
+    from ledgerlake.options.config import folder_of
+    from ledgerlake.stored.local_paths import path_from, reference_from
     from ledgerlake.stored.secrets import is_reference
 
     if options.token and not is_reference(options.token):
@@ -94,8 +96,16 @@ def _init(options: argparse.Namespace) -> int:
         raise type(error)(
             f"{error.message}{hint} ({file} was not written)", **error.attributes
         ) from None
-    table = options.table or _ask("The folder of the table", f"lake/{name}") or f"lake/{name}"
-    answers = Answers(service_url, facts.topic, table, options.token, options.ca_file)
+    default_table = str(file.parent / "lake" / name)
+    table = options.table or _ask("The folder of the table", default_table) or default_table
+    folder = folder_of(str(file))
+    answers = Answers(
+        service_url,
+        facts.topic,
+        path_from(folder, table),
+        reference_from(folder, options.token),
+        options.ca_file and path_from(folder, options.ca_file),
+    )
     _write(file, config_text(answers, facts, str(file)), options.force)
     if options.json:
         print(json.dumps({"file": str(file), **asdict(facts)}))
