@@ -17,7 +17,7 @@ from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.devbroker.security import make_security
 from ledgerlake.errors import ConsumerBusyError, TopicNotFoundError
 from ledgerlake.inspect.checks import Finding, check_config
-from ledgerlake.inspect.new_config import look_at
+from ledgerlake.inspect.new_config import LastEntriesFacts, look_at
 from ledgerlake.inspect.positions import find_places
 from ledgerlake.options.config import load_config, parse_config
 from ledgerlake.options.source_options import parse_options
@@ -344,8 +344,8 @@ def test_a_table_that_no_topic_reaches_and_topics_that_reach_no_table_are_warnin
     peer.schema = ORDER
     wrong = {"path": f"{tmp_path}/wrong", **selection}
     lost = (
-        f"messages of {TOPIC} would be rejects (no_table): no table takes them; correct the tables,"
-        " or set [delta] path for the others"
+        f"no table takes messages of {TOPIC}, so they are rejects (no_table); correct the tables, "
+        "or set [delta] path for the others"
     )
     expected = [
         Finding("routing", "warning", text)
@@ -362,7 +362,7 @@ def test_topics_without_a_schema_yet_are_not_lost_to_a_table_that_names_one(
 ) -> None:
     named = {"path": f"{tmp_path}/named", "schema": "Order"}
     elsewhere = {**named, "topics_pattern": "ordersss"}
-    lost = f"messages of {TOPIC} would be rejects"
+    lost = f"no table takes messages of {TOPIC}, so"
     for table, is_lost in ((named, False), (elsewhere, True)):
         findings = of_tables(peer, tmp_path, table)
         texts = [finding.text for finding in findings if finding.check == "routing"]
@@ -413,19 +413,20 @@ def test_init_looks_at_the_topic(peer: Peer, tmp_path: Path) -> None:
         encrypted(stored(150, deliver_at_time=int(time.time() * 1000) + 60_000), "first"), first=150
     )
     facts = look_at(ClientSettings(peer.url), TOPIC)
-    assert (facts.partitions, facts.messages, facts.has_broker_metadata) == (0, 151, True)
+    assert (facts.partitions, facts.messages) == (0, 151)
     assert (facts.schema, facts.fields) == ("Avro", ("id", "item"))
-    assert (facts.encrypted_for, facts.has_delayed) == (("first",), True)
+    assert facts.last_entries == LastEntriesFacts(True, ("first",), True)
     file = tmp_path / "orders.toml"
     result = ledgerlake("init", str(file), "--topic", TOPIC, "--service-url", peer.url, "--json")
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["messages"] == 151
+    told = json.loads(result.stdout)
+    assert (told["messages"], told["last_entries"]["has_delayed"]) == (151, True)
     assert load_config(file).delta.shape == "record"
 
 
 def test_init_looks_at_a_topic_without_messages(peer: Peer) -> None:
     facts = look_at(ClientSettings(peer.url), TOPIC)
-    assert (facts.messages, facts.has_broker_metadata, facts.schema, facts.fields) == (
+    assert (facts.messages, facts.last_entries.has_broker_metadata, facts.schema, facts.fields) == (
         0,
         None,
         "",
@@ -436,4 +437,4 @@ def test_init_looks_at_a_topic_without_messages(peer: Peer) -> None:
 def test_init_knows_no_number_of_messages_without_the_brokers_index(peer: Peer) -> None:
     peer.add(plain())
     facts = look_at(ClientSettings(peer.url), TOPIC)
-    assert (facts.messages, facts.has_broker_metadata) == (None, False)
+    assert (facts.messages, facts.last_entries.has_broker_metadata) == (None, False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,14 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from ledgerlake.cli import main
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.split import split_bundle
 from ledgerlake.errors import TransportError
 from ledgerlake.inspect.reject_counts import count_rejects
-from ledgerlake.options.config import parse_config
+from ledgerlake.options.config import TableConfig, parse_config
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.source.pieces import Piece
 from ledgerlake.stored.offsets import PartitionOffset
@@ -136,6 +138,30 @@ def test_rows_of_no_message_that_somebody_has_added_are_passed_over(
     before = verify(config)
     write(tmp_path, pa.Table.from_pylist([own], schema=schema.MESSAGES))
     assert verify(config) == before
+
+
+def test_tables_that_take_no_topic_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured(tmp_path)
+    tables = tuple(
+        TableConfig(path=str(tmp_path / name), topics_pattern=f"public/default/{name}")
+        for name in ("typo", "other")
+    )
+    config = replace(config, delta=replace(config.delta, path=""), tables=tables)
+    warnings = verify(config).warnings
+    assert [warning.partition(":")[0] for warning in warnings[:2]] == [
+        f"[[tables]] {tmp_path}/{name} gets no message" for name in ("typo", "other")
+    ]
+    assert warnings[2].startswith("no table takes messages of persistent://public/default/t, so")
+    monkeypatch.setattr("ledgerlake.cli.verify.load_config_with_paths", lambda _: config)
+    monkeypatch.setattr("ledgerlake.pipeline.start.check_reachable", lambda _: None)
+    main(["verify", "orders.toml"])
+    assert capsys.readouterr().err.splitlines() == [*warnings]
+    monkeypatch.setattr(Checkpoint, "committed_range", lambda _: ({}, {}))
+    assert verify(config) == Verdict(
+        warnings=("no topic partition was read yet, so nothing was compared",)
+    )
 
 
 @pytest.mark.usefixtures("sizes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -37,4 +38,6 @@ def _verify(options: argparse.Namespace) -> int:
         print(json.dumps(asdict(verdict)))
     else:
         print(verdict.sentence())
+    for warning in verdict.warnings:
+        print(warning, file=sys.stderr)
     return 0 if verdict.clean else 1

@@ -29,7 +29,7 @@ from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.crypto import open_entry
 from ledgerlake.decode.data_keys import unreadable_keys
 from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, SetupError, TopicNotFoundError
-from ledgerlake.inspect.table_topics import tables_without_messages, topics_without_table
+from ledgerlake.inspect.table_topics import routing_warnings, tables_without_messages
 from ledgerlake.monitor.progress import counted
 from ledgerlake.options.config import check_stores, load_config
 from ledgerlake.runtime.java import find_java, java_version
@@ -348,7 +348,8 @@ class _Broker:
             Finding("schema", "ok", text)
             for text in _columns(table for table in of_records if table.options.section not in idle)
         ] or ([] if of_records else [learned])
-        yield from _routing(idle, topics_without_table(config.table_options, records))
+        for warning in routing_warnings(config.table_options, records):
+            yield Finding("routing", "warning", warning)
 
 
 def _columns(tables: Iterable[MessagesTable]) -> list[str]:
@@ -367,19 +368,6 @@ def _columns(tables: Iterable[MessagesTable]) -> list[str]:
         )
     more = len(found) - _MOST_TABLES
     return found[:_MOST_TABLES] + ([f"{more:,} more tables of records"] if more > 0 else [])
-
-
-def _routing(idle: dict[str, str], lost: list[str]) -> Iterator[Finding]:
-    for section, why in idle.items():
-        yield Finding("routing", "warning", f"{section} gets no message: {why}")
-    if lost:
-        more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
-        yield Finding(
-            "routing",
-            "warning",
-            f"messages of {min(lost)}{more} would be rejects (no_table): no table takes them; "
-            "correct the tables, or set [delta] path for the others",
-        )
 
 
 def clock(last: list[LastEntries], now_ms: int) -> str | Finding:

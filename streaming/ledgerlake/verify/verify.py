@@ -61,6 +61,7 @@ import pyarrow.compute as pc
 from ledgerlake.client.backoff import with_retries
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import split_partition
+from ledgerlake.inspect.table_topics import routing_warnings
 from ledgerlake.monitor.progress import counted
 from ledgerlake.operators.results import BatchSettings, TopicSchemas
 from ledgerlake.operators.table_writer import TopicTables
@@ -122,7 +123,9 @@ _BESIDE_THEIR_MESSAGES = [
 
 @dataclass
 class Verdict:
-    """The result of a comparison; ``clean`` if nothing is wrong."""
+    """The result of a comparison; ``clean`` if nothing is wrong. ``warnings`` say which tables get
+    no message, and which topics no table takes.
+    """
 
     messages: int = 0
     missing: int = 0
@@ -137,6 +140,7 @@ class Verdict:
     early: int = 0
     outdated: int = 0
     undecided: int = 0
+    warnings: tuple[str, ...] = ()
 
     @property
     def clean(self) -> bool:
@@ -205,9 +209,17 @@ def verify(config: Config) -> Verdict:
         for number, table in enumerate(tables.opened()):
             comparison.read_table(number, table)
         verdict = comparison.judge()
+        verdict.warnings = _warnings(config, end)
         for latest in tables.latest:
             verdict.add(_verify_keys(latest))
         return verdict
+
+
+def _warnings(config: Config, end: Offset) -> tuple[str, ...]:
+    if not end:
+        return ("no topic partition was read yet, so nothing was compared",)
+    topics = {split_partition(name)[0] for name in end}
+    return tuple(routing_warnings(config.table_options, dict.fromkeys(topics)))
 
 
 @dataclass
