@@ -8,7 +8,7 @@ import pty
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ledgerlake.errors import UsageError
 from ledgerlake.inspect.new_config import (
     Answers,
+    LastEntriesFacts,
     TopicFacts,
     config_text,
     fields_of_json,
@@ -38,6 +39,11 @@ ANSWERS = Answers("pulsar://broker:6650", TOPIC, "lake/orders")
 def written(facts: TopicFacts, answers: Answers = ANSWERS) -> tuple[str, Config]:
     text = config_text(answers, facts, "/srv/orders.toml")
     return text, read_config(text.encode(), "/srv/orders.toml")
+
+
+def of_last(**facts: Any) -> TopicFacts:
+    """A topic whose last entries are so."""
+    return TopicFacts(TOPIC, last_entries=LastEntriesFacts(**facts))
 
 
 def test_an_empty_topic_gets_the_defaults() -> None:
@@ -70,7 +76,7 @@ def test_json_without_a_schema_gets_its_fields_as_a_hint_that_is_right() -> None
         '{ id = "long", on = "boolean", price = "double", tags = ["string"], page = { url = '
         '"string" }, late = "string" }'
     )
-    text, config = written(TopicFacts(TOPIC, json_fields=fields))
+    text, config = written(of_last(json_fields=fields))
     assert config.delta.shape == "messages"
     lines = [line for line in text.splitlines() if not line.startswith("shape")]
     followed = "\n".join(
@@ -115,13 +121,13 @@ def test_a_large_backlog_is_read_in_parts() -> None:
 
 
 def test_an_encrypted_topic_gets_a_folder_of_keys() -> None:
-    text, config = written(TopicFacts(TOPIC, encrypted_for=("shop",)))
+    text, config = written(of_last(encrypted_for=("shop",)))
     assert config.source.crypto_key_folder == "/srv/keys"
     assert "shop.pem" in text
 
 
 def test_delayed_messages_are_pointed_out() -> None:
-    text, config = written(TopicFacts(TOPIC, has_delayed=True))
+    text, config = written(of_last(has_delayed=True))
     assert config.delay.enabled
     assert "[delay]" in text
     assert "[delay]" not in written(TopicFacts(TOPIC))[0]
@@ -131,7 +137,7 @@ def test_delayed_messages_are_pointed_out() -> None:
     ("has", "word"), [(True, "# require_broker_metadata = true"), (False, "publish_time")]
 )
 def test_the_file_says_whether_the_broker_adds_its_metadata(has: bool, word: str) -> None:
-    assert word in written(TopicFacts(TOPIC, has_broker_metadata=has))[0]
+    assert word in written(of_last(has_broker_metadata=has))[0]
 
 
 def test_credentials_are_kept_by_reference() -> None:
@@ -146,7 +152,10 @@ def test_credentials_are_kept_by_reference() -> None:
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_no_name_from_outside_leaves_its_place_in_the_file(field: str, key: str) -> None:
     facts = TopicFacts(
-        TOPIC, schema="Json", fields=(field or "x",), encrypted_for=(key,), has_broker_metadata=True
+        TOPIC,
+        schema="Json",
+        fields=(field or "x",),
+        last_entries=LastEntriesFacts(encrypted_for=(key,), has_broker_metadata=True),
     )
     _, config = written(facts)
     assert (config.delta.shape, config.source.require_broker_metadata) == ("record", False)

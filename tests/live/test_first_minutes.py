@@ -207,8 +207,9 @@ def test_init_looks_at_the_topic_and_run_takes_the_file(
                         LEDGERLAKE_SERVICE_URL=runtime.service_url)  # fmt: skip
     assert result.returncode == 0, result.stderr
     facts = json.loads(result.stdout)
-    assert (facts["partitions"], facts["messages"], facts["has_broker_metadata"]) == (2, 101, True)
-    assert (facts["schema"], facts["has_delayed"]) == ("", True)
+    last = facts["last_entries"]
+    assert (facts["partitions"], facts["messages"], facts["schema"]) == (2, 101, "")
+    assert (last["has_broker_metadata"], last["has_delayed"]) == (True, True)
     assert ledgerlake("check", "orders.toml").returncode == 0
     config = load_config("orders.toml")
     assert (config.delta.shape, config.delay.enabled) == ("messages", True)

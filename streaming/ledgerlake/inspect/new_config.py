@@ -64,6 +64,23 @@ class Answers:
 
 
 @dataclass(frozen=True)
+class LastEntriesFacts:
+    """What the last entries of a topic are like; earlier ones may be others.
+
+    Args:
+        has_broker_metadata: whether they have the broker's timestamp; None if there are no entries.
+        encrypted_for: the names of their keys.
+        has_delayed: whether one has a delivery time.
+        json_fields: what the configuration can say of values that are JSON, if there is no schema.
+    """
+
+    has_broker_metadata: bool | None = None
+    encrypted_for: tuple[str, ...] = ()
+    has_delayed: bool = False
+    json_fields: str = ""
+
+
+@dataclass(frozen=True)
 class TopicFacts:
     """What the broker tells of a topic.
 
@@ -72,11 +89,6 @@ class TopicFacts:
         messages: how many it has, by the broker's index; None if that is not known.
         schema: the kind of its newest schema; empty if it has none.
         fields: the columns of its records; none if its values are no records.
-        has_broker_metadata: whether the last entries have the broker's timestamp; None if there are
-            no entries.
-        encrypted_for: the names of the keys of the last entries.
-        has_delayed: whether one of the last entries has a delivery time.
-        json_fields: what the configuration can say of values that are JSON, if there is no schema.
     """
 
     topic: str
@@ -84,10 +96,7 @@ class TopicFacts:
     messages: int | None = 0
     schema: str = ""
     fields: tuple[str, ...] = ()
-    has_broker_metadata: bool | None = None
-    encrypted_for: tuple[str, ...] = ()
-    has_delayed: bool = False
-    json_fields: str = ""
+    last_entries: LastEntriesFacts = LastEntriesFacts()
 
 
 def stream_name(topic: str) -> str:
@@ -120,12 +129,14 @@ def look_at(settings: ClientSettings, topic: str) -> TopicFacts:
         messages=sum(count or 0 for count in counts) if is_known else None,
         schema="" if schema is None else schema.kind_name,
         fields=() if schema is None else _fields(schema),
-        has_broker_metadata=not any(found.without_broker_metadata for found in last)
-        if entries
-        else None,
-        encrypted_for=tuple(sorted(keys)),
-        has_delayed=any(found.has_delayed for found in last),
-        json_fields=fields_of_json(_last_values(last)) if schema is None else "",
+        last_entries=LastEntriesFacts(
+            has_broker_metadata=not any(found.without_broker_metadata for found in last)
+            if entries
+            else None,
+            encrypted_for=tuple(sorted(keys)),
+            has_delayed=any(found.has_delayed for found in last),
+            json_fields=fields_of_json(_last_values(last)) if schema is None else "",
+        ),
     )
 
 
@@ -263,26 +274,26 @@ def _source(answers: Answers, facts: TopicFacts) -> list[str]:
             "max_bytes_per_trigger = 1000000000   # the first micro-batches are not larger than a "
             "gigabyte"
         )
-    if facts.has_broker_metadata:
+    if facts.last_entries.has_broker_metadata:
         lines.append(
-            "# The broker adds its timestamp and an index to entries. Remove the # to make one "
+            "# The last entries have the broker's timestamp and an index. Remove the # to make one "
             "without them an error:"
         )
         lines.append("# require_broker_metadata = true")
-    elif facts.has_broker_metadata is False:
+    elif facts.last_entries.has_broker_metadata is False:
         lines.append(
-            "# Entries have no timestamp of the broker's, so rows are ordered by publish_time. To "
-            "change that, set"
+            "# The last entries have no timestamp of the broker's, so their rows are ordered by "
+            "publish_time. To change that, set"
         )
         lines.append(
             "# brokerEntryMetadataInterceptors and exposingBrokerEntryMetadataToClientEnabled in "
             "the broker's configuration."
         )
-    if facts.encrypted_for:
-        names = ", ".join(f"{_comment(name)}.pem" for name in facts.encrypted_for)
+    if facts.last_entries.encrypted_for:
+        names = ", ".join(f"{_comment(name)}.pem" for name in facts.last_entries.encrypted_for)
         lines.append(
-            'crypto_key_folder = "keys"   # put the private keys there that open the messages: '
-            f"{names}"
+            'crypto_key_folder = "keys"   # put the private keys there that open the last '
+            f"messages: {names}"
         )
     return lines
 
@@ -315,18 +326,18 @@ def _delta(answers: Answers, facts: TopicFacts) -> list[str]:
             'shape = "messages"   # values are bytes; "record" has a column for each field of a '
             "schema"
         )
-    if facts.json_fields:
+    if facts.last_entries.json_fields:
         lines += [
             "# The last values are JSON. For a column for each of their fields, write these two "
             "lines in place of shape:",
             '# shape = "record"',
-            f"# json_fields = {facts.json_fields}",
+            f"# json_fields = {facts.last_entries.json_fields}",
         ]
     return lines
 
 
 def _delay(facts: TopicFacts) -> list[str]:
-    if not facts.has_delayed:
+    if not facts.last_entries.has_delayed:
         return []
     return [
         "[delay]",
