@@ -78,6 +78,37 @@ def test_without_a_broker_its_folder_is_named_and_how_to_start_it_there(tmp_path
     assert ledgerlake("broker", "stop", "--data-dir", folder).stdout == f"{none_runs}\n"
 
 
+def test_the_ports_of_a_start_may_be_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def configured(_: object, home: Path, ports: standalone._Ports) -> str:
+        raise SetupError(f"starts at {ports.service} and {ports.web}")
+
+    monkeypatch.setattr(standalone, "distribution", lambda: tmp_path)
+    monkeypatch.setattr(Broker, "_configuration", configured)
+    port, http_port = ports.free_ports(2)
+    chosen = ["--data-dir", f"{tmp_path}/b", "--port", str(port), "--http-port"]
+    told = sentence(ledgerlake("broker", "start", *chosen, str(http_port)), 2)
+    assert told == f"ledgerlake: starts at {port} and {http_port}"
+    told = sentence(ledgerlake("broker", "start", *chosen, str(port)), 2)
+    assert told == f"ledgerlake: two ports cannot both be {port}; choose another --http-port"
+    with socket.create_server(("127.0.0.1", http_port)):
+        told = sentence(ledgerlake("broker", "start", *chosen, str(http_port)), 2)
+    assert told.startswith(f"ledgerlake: port {http_port} is taken; ")
+    assert "'0' is not a port" in ledgerlake("broker", "start", *chosen, "0").stderr
+
+
+def test_a_broker_that_runs_is_not_started_at_another_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = standalone.BrokerAddress("pulsar://h:7000", "http://h:7001", 1, str(tmp_path))
+    monkeypatch.setattr(Broker, "status", lambda _: address)
+    monkeypatch.setattr(Broker, "_state", lambda _: {"service": 7000, "web": 7001})
+    assert Broker(tmp_path, port=7000).start() == address
+    with pytest.raises(SetupError, match="runs at port 7000, and not at 7002; end it"):
+        Broker(tmp_path, port=7002).start()
+
+
 @pytest.mark.long
 def test_two_brokers_run_at_once_and_a_temporary_folder_goes_with_its_broker() -> None:
     first_broker, second_broker = Broker(), Broker()

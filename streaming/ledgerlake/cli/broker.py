@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 from dataclasses import asdict
@@ -12,8 +13,6 @@ from ledgerlake.cli.command import add_command
 from ledgerlake.errors import SetupError
 
 if TYPE_CHECKING:
-    import argparse
-
     from ledgerlake.cli.command import Commands
 
 _STATE_FOLDER = "~/.local/share/ledgerlake/broker"
@@ -38,6 +37,16 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="start with TLS and tokens, and say where certificates and tokens are",
     )
+    command.add_argument(
+        "--port",
+        type=_port,
+        help="start at this port for clients; default: 6650, or 6651 with --secure, if it is free",
+    )
+    command.add_argument(
+        "--http-port",
+        type=_port,
+        help="start with this port for the admin address; default: 8080 if it is free",
+    )
     command.add_argument("--data-dir", help=f"where it keeps everything (default: {_STATE_FOLDER})")
 
 
@@ -45,7 +54,14 @@ def _broker(options: argparse.Namespace) -> int:
     from ledgerlake.devbroker import Broker
 
     folder = Path(options.data_dir or _STATE_FOLDER).expanduser()
-    broker = Broker(folder, settings=_SETTINGS, secure=options.secure, usual_ports=True)
+    broker = Broker(
+        folder,
+        settings=_SETTINGS,
+        secure=options.secure,
+        usual_ports=True,
+        port=options.port,
+        http_port=options.http_port,
+    )
     none_runs = f"no broker is running with its data in {broker.data_dir}"
     if options.action == "start":
         address = broker.start(attached=False)
@@ -81,11 +97,16 @@ def _broker(options: argparse.Namespace) -> int:
     return 0
 
 
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a port; write 1 to 65535")
+    return int(text)
+
+
 def _env_hint(data_dir: str | None) -> str:
     """Say how other commands find a broker that is not at Pulsar's own port."""
     return (
-        "port 6650 was taken when this data folder was first used; for commands without "
-        "--service-url: "
+        "commands without --service-url look for a broker at port 6650; to name this one: "
         f'eval "$(ledgerlake broker env{_data_dir(data_dir)})"'
     )
 

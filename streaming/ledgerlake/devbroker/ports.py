@@ -36,13 +36,13 @@ def free_ports(count: int) -> list[int]:
     raise OSError(f"no {count} free ports between {candidates.start} and {candidates.stop - 1}")
 
 
-def is_free(port: int) -> bool:
-    """Return whether nothing listens on a port of 127.0.0.1."""
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Return whether this process may listen on a port of an address of this machine."""
     with socket.socket() as listener:
         # Connections of a broker that has just ended are no hindrance.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(("127.0.0.1", port))
+            listener.bind((host, port))
         except OSError:
             return False
     return True

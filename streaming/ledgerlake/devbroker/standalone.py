@@ -8,8 +8,9 @@ Layout of a data folder:
     bookkeeper/ metadata/
 
 Rules kept here:
-  - A data folder keeps its ports for life, since BookKeeper knows its bookie by address. They are
-    any that are free, or Pulsar's own if those are free and wanted.
+  - A data folder keeps its ports, since BookKeeper knows its bookie by address. They are any that
+    are free, or Pulsar's own if those are free and wanted. Those of the broker may be chosen at a
+    start.
   - ``attached`` brokers end when the process that started them ends, however it ends; detached ones
     end by ``stop``.
   - Only a process that we started is ever signalled: its command line must name the data folder.
@@ -122,6 +123,8 @@ class Broker:
         host: the address of this machine at which it listens.
         secure: TLS, and tokens or client certificates for everybody (see ``security``).
         usual_ports: whether it listens at Pulsar's own ports, if they are free.
+        port: the port for clients, in place of any other.
+        http_port: the port of the admin address, likewise.
     """
 
     def __init__(
@@ -133,6 +136,8 @@ class Broker:
         host: str = "127.0.0.1",
         secure: bool = False,
         usual_ports: bool = False,
+        port: int | None = None,
+        http_port: int | None = None,
     ) -> None:
         self._temporary = data_dir is None
         self._given_dir = Path(data_dir or tempfile.mkdtemp(prefix="ledgerlake-broker-"))
@@ -142,14 +147,16 @@ class Broker:
         self._host = host
         self._secure = secure
         self._usual_ports = usual_ports
+        wanted = {"service_tls" if secure else "service": port, "web": http_port}
+        self._wanted = {name: number for name, number in wanted.items() if number is not None}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, attached: bool = True) -> BrokerAddress:
         """Start and wait until a client can use it (about 8 s once the distribution is there).
 
         Raises:
-            SetupError: no Java, no distribution, other users can write to the data folder, or the
-                broker did not come up; the message names its log.
+            SetupError: no Java, no distribution, other users can write to the data folder, a port
+                is taken, or the broker did not come up; the message names its log.
         """
         running = self.status()
         if running is not None and self._secure and not running.service_url.startswith(_SECURE):
@@ -157,12 +164,13 @@ class Broker:
                 "the broker that runs is not secure; end it with: ledgerlake broker stop"
             )
         if running is not None:
+            self._check_runs_there()
             return running
+        ports = self._ports()
         home = distribution()
         try:
             with only_owner_writes():
                 self.data_dir.mkdir(parents=True, exist_ok=True)
-            ports = self._ports()
             if self._secure:
                 self._settings |= make_security(self.security.folder).settings(
                     ports.service_tls, ports.web_tls
@@ -254,17 +262,49 @@ class Broker:
             return None
         return state if state.get("version") == _STATE_VERSION else None
 
+    def _check_runs_there(self) -> None:
+        state = self._state() or {}
+        for name, port in self._wanted.items():
+            if state.get(name) != port:
+                raise SetupError(
+                    f"the broker with its data in {self.data_dir} runs at port {state.get(name)}, "
+                    f"and not at {port}; end it with: ledgerlake broker stop"
+                )
+
     def _ports(self) -> _Ports:
+        """Return the ports to listen at.
+
+        Raises:
+            SetupError: a wanted one is taken.
+        """
+        wanted = list(self._wanted.values())
+        if len(set(wanted)) < len(wanted):
+            raise SetupError(f"two ports cannot both be {wanted[0]}; choose another --http-port")
+        for port in wanted:
+            if not is_free(port, self._host):
+                raise SetupError(
+                    f"port {port} is taken; end the program that listens there, or choose another "
+                    "port"
+                )
+        return replace(self._kept_or_new_ports(), **self._wanted)
+
+    def _kept_or_new_ports(self) -> _Ports:
         state = self._state()
         if state is not None:
             web_tls = state.get("web_tls") or free_ports(1)[0]
             return _Ports(
                 state["service"], state["web"], state["bookie"], state["service_tls"], web_tls
             )
-        ports = _Ports(*free_ports(5))
+        wanted = set(self._wanted.values())
+        others = [port for port in free_ports(5 + len(wanted)) if port not in wanted]
+        ports = _Ports(*others[:5])
         if not self._usual_ports:
             return ports
-        usual = {name: port for name, port in _USUAL_PORTS.items() if is_free(port)}
+        usual = {
+            name: port
+            for name, port in _USUAL_PORTS.items()
+            if port not in wanted and is_free(port)
+        }
         return replace(ports, **usual)
 
     def _configuration(self, home: Path, ports: _Ports) -> str:
