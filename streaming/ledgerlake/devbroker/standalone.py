@@ -9,8 +9,7 @@ Layout of a data folder:
 
 Rules kept here:
   - A data folder keeps its ports, since BookKeeper knows its bookie by address. They are any that
-    are free, or Pulsar's own if those are free and wanted. Those of the broker may be chosen at a
-    start.
+    are free, or Pulsar's own if those are free and wanted. A start may choose the broker's ports.
   - ``attached`` brokers end when the process that started them ends, however it ends; detached ones
     end by ``stop``.
   - Only a process that we started is ever signalled: its command line must name the data folder.
