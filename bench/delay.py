@@ -8,7 +8,7 @@ would hand them on; Spark keeps them in RocksDB. Then the clock is moved, and th
     released    messages a second out of it, when a stretch of the horizon is due at once
     worker      peak resident set of the largest Python worker
     state       the checkpoint's folder on disk when all wait
-    by hour     ``ledgerlake waiting --by hour`` while the query runs: from its start to its end,
+    by hour     ``ledgerlake state --by hour`` while the query runs: from its start to its end,
                 and the peak resident set of its process
     index       what the index of one topic partition takes in memory by itself, its bitmaps all
                 loaded; the broker's own tracker of delayed messages holds 24 bytes a message in its
@@ -229,7 +229,7 @@ def _by_hour(folder: Path, messages: int) -> tuple[float, float]:
         sys.executable,
         "-m",
         "ledgerlake.cli",
-        "waiting",
+        "state",
         str(config),
         "--by",
         "hour",

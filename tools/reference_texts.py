@@ -203,7 +203,7 @@ METRICS = {
     "ledgerlake_lag_seconds": "By the broker's time. Unknown, and not shown, if the broker adds no "
     "entry metadata, or a pipeline is not connected to it.",
     "ledgerlake_lag_bytes": "By the average size of the messages so far. Pipelines only.",
-    "ledgerlake_waiting_messages": "A cancelled or replaced one counts until it would have been "
+    "ledgerlake_delayed_messages": "A cancelled or replaced one counts until it would have been "
     "due. Pipelines only.",
     "ledgerlake_next_due_timestamp_seconds": "Seconds since 1970. It may be one that was cancelled "
     "or replaced. Pipelines only.",

@@ -145,7 +145,7 @@ def _stream_while_producing(
             )
         pipeline.query.processAllAvailable()
         give_up_s = time.monotonic() + 2 * _MOST_DELAY_MS / 1000 + 20
-        while pipeline.waiting and time.monotonic() < give_up_s:
+        while pipeline.delayed and time.monotonic() < give_up_s:
             time.sleep(0.2)
         pipeline.stop()
     finally:

@@ -107,7 +107,7 @@ def test_a_checkpoint_does_not_grow_with_the_number_of_micro_batches(
     run(spark, config, once=True).wait()
     verdict = verify(config)
     assert verdict.clean, verdict.sentence()
-    assert verdict.waiting == verdict.incomplete_chunks == 0
+    assert verdict.not_due == verdict.incomplete_chunks == 0
 
 
 def wait_for_batches(done: list[BatchResult], count: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from ledgerlake.api import messages, run
-from ledgerlake.inspect.delayed_counts import waiting_messages
+from ledgerlake.inspect.delayed_counts import delayed_counts
 from ledgerlake.inspect.delayed_messages import waiting
 from ledgerlake.inspect.due_counts import due_counts
 from ledgerlake.options.config import parse_config
@@ -95,7 +95,7 @@ def test_delays_among_other_messages_are_kept(
     run(spark, config, once=True).wait()
     verdict = verify(config)
     assert verdict.clean, verdict.sentence()
-    assert (verdict.messages, verdict.waiting, verdict.late, verdict.rejects) == (
+    assert (verdict.messages, verdict.not_due, verdict.late, verdict.rejects) == (
         count + 4 * messages,
         0,
         0,
@@ -157,7 +157,7 @@ def test_an_idle_topic_releases_on_time_whatever_keeps_the_messages(
         assert milliseconds(row["delivered_at"]) >= milliseconds(row["deliver_at"])
     verdict = verify(parse_config(data))
     assert verdict.clean, verdict.sentence()
-    assert (verdict.messages, verdict.waiting, verdict.late) == (101, 0, 0)
+    assert (verdict.messages, verdict.not_due, verdict.late) == (101, 0, 0)
 
 
 def test_messages_that_are_due_in_one_millisecond_leave_in_order_over_several_micro_batches(
@@ -178,7 +178,7 @@ def test_messages_that_are_due_in_one_millisecond_leave_in_order_over_several_mi
     before = commits(tmp_path)
     verdict = run_and_verify(spark, data)
     assert verdict.clean, verdict.sentence()
-    assert (verdict.messages, verdict.waiting) == (100, 100), "a run to the end leaves nothing due"
+    assert (verdict.messages, verdict.not_due) == (100, 100), "a run to the end leaves nothing due"
     assert commits(tmp_path) - before > 2
     with running(spark, data):
         wait_for_rows(tmp_path, 200)
@@ -192,7 +192,7 @@ def commits(folder: Path) -> int:
 
 
 def waits(pipeline: Any) -> int:
-    return int(pipeline.waiting)
+    return int(pipeline.delayed)
 
 
 def test_what_waits_survives_restarts_and_is_shown(
@@ -207,13 +207,14 @@ def test_what_waits_survives_restarts_and_is_shown(
         )
         verdict = run_and_verify(spark, data)
         assert verdict.clean, verdict.sentence()
-        assert (verdict.messages, verdict.waiting) == (0, 60 * (part + 1))
-    partitions = waiting_messages(spark, parse_config(data))
-    assert sum(partition.waiting for partition in partitions) == 180
+        assert (verdict.messages, verdict.not_due) == (0, 60 * (part + 1))
+    partitions = delayed_counts(spark, parse_config(data))
+    assert sum(partition.delayed for partition in partitions) == 180
     assert sum(partition.horizon["within an hour"] for partition in partitions) == 180
     assert all(due_ms <= partition.next_due_ms[0] < due_ms + 60 for partition in partitions)
     assert all(
-        f"{partition.waiting:,} messages wait" in partition.lines()[0] for partition in partitions
+        f"{partition.delayed:,} delayed messages" in partition.lines()[0]
+        for partition in partitions
     )
     rows = waiting(spark, parse_config(data)).collect()
     expected = sorted(b"%d-%d" % (part, number) for part in range(3) for number in range(60))
@@ -236,10 +237,8 @@ def test_what_waits_survives_restarts_and_is_shown(
     time.sleep(max(0, soon_ms + 100 - now_ms()) / 1000)
     verdict = run_and_verify(spark, data)
     assert verdict.clean, verdict.sentence()
-    assert (verdict.messages, verdict.waiting, verdict.late) == (60, 180, 0)
-    assert (
-        sum(partition.waiting for partition in waiting_messages(spark, parse_config(data))) == 180
-    )
+    assert (verdict.messages, verdict.not_due, verdict.late) == (60, 180, 0)
+    assert sum(partition.delayed for partition in delayed_counts(spark, parse_config(data))) == 180
 
 
 def state_files(folder: Path) -> dict[Path, bytes]:
@@ -261,7 +260,7 @@ def test_a_second_run_of_a_micro_batch_leaves_the_state_files_of_the_first_as_th
     before = state_files(tmp_path)
     forget_last_commit(tmp_path / "checkpoint")
     verdict = run_and_verify(spark, data)
-    assert (verdict.messages, verdict.waiting) == (0, 60)
+    assert (verdict.messages, verdict.not_due) == (0, 60)
     after = state_files(tmp_path)
     assert before.items() <= after.items()
     numbers = [path.name.split("_")[0] for path in after]
@@ -277,14 +276,14 @@ def test_a_checkpoint_whose_state_files_are_of_version_1_goes_on(
     publish_delayed(runtime, topic, [(b"a%d" % number, due_ms) for number in range(60)])
     with monkeypatch.context() as older:
         older.setattr("ledgerlake.pipeline.spark_log.STATE_VERSION", 1)
-        assert run_and_verify(spark, data).waiting == 60
+        assert run_and_verify(spark, data).not_due == 60
     assert (tmp_path / "checkpoint" / "commits" / "0").read_text().startswith("v1")
-    assert sum(partition.waiting for partition in waiting_messages(spark, parse_config(data))) == 60
+    assert sum(partition.delayed for partition in delayed_counts(spark, parse_config(data))) == 60
     publish_delayed(runtime, topic, [(b"b%d" % number, due_ms) for number in range(60)])
     time.sleep(max(0, due_ms + 100 - now_ms()) / 1000)
     verdict = run_and_verify(spark, data)
     assert verdict.clean, verdict.sentence()
-    assert (verdict.messages, verdict.waiting, verdict.late) == (120, 0, 0)
+    assert (verdict.messages, verdict.not_due, verdict.late) == (120, 0, 0)
 
 
 def test_a_large_message_waits_too(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
@@ -299,11 +298,11 @@ def test_a_large_message_waits_too(runtime: Runtime, spark: SparkSession, tmp_pa
     )
     cluster.close()
     verdict = run_and_verify(spark, data)
-    assert (verdict.messages, verdict.waiting) == (1, 3), verdict.sentence()
+    assert (verdict.messages, verdict.not_due) == (1, 3), verdict.sentence()
     time.sleep(max(0, due_ms + 100 - now_ms()) / 1000)
     verdict = run_and_verify(spark, data)
     assert verdict.clean, verdict.sentence()
-    assert (verdict.messages, verdict.waiting, verdict.rejects) == (4, 0, 0)
+    assert (verdict.messages, verdict.not_due, verdict.rejects) == (4, 0, 0)
     rows = sorted(table_rows(tmp_path), key=lambda row: len(row["value"]))
     assert [row["value"] for row in rows] == [b"marked" * 1000, *values]
     assert [row["delivered_at"] is None for row in rows] == [False, False, True, False]
@@ -323,7 +322,7 @@ def test_a_large_message_that_only_its_marker_tells_waits_and_holds_nothing_in_t
     assert isinstance(large, ChunkMessageId)
     config = run_once(spark, runtime.config(tmp_path, topic, starting=f"after {large.first}"))
     assert [row["value"] for row in table_rows(tmp_path)] == [b"small"]
-    assert [partition.waiting for partition in waiting_messages(spark, config)] == [1]
+    assert [partition.delayed for partition in delayed_counts(spark, config)] == [1]
     assert backlog(runtime, topic) == 0
 
 
@@ -362,7 +361,7 @@ def test_cancels_by_id_and_by_key_before_and_after_due_and_while_nobody_runs(
             partition_key=f"key-{number}",
             properties={"ledgerlake.cancel": f"key=key-{number}"},
         )
-    assert run_and_verify(spark, data).waiting == 60
+    assert run_and_verify(spark, data).not_due == 60
     producer.send(b"again", partition_key="key-3", deliver_at=due_ms + 3)
     time.sleep(max(0, due_ms + 1000 - now_ms()) / 1000)
     verdict = run_and_verify(spark, data)

@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from ledgerlake.client.producer import EntryProducer
-from ledgerlake.inspect.delayed_counts import waiting_messages
+from ledgerlake.inspect.delayed_counts import delayed_counts
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
 from tests.live.pipelines import now_ms, run_once, running
@@ -60,7 +60,7 @@ def test_a_restart_reads_at_most_the_last_entry_again_and_delivers_soon(
     config = run_once(spark, data)
     delivered = rows(tmp_path)
     assert (
-        sum(partition.waiting for partition in waiting_messages(spark, config))
+        sum(partition.delayed for partition in delayed_counts(spark, config))
         == count - delivered
         > 0
     )

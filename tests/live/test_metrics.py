@@ -62,7 +62,7 @@ def test_a_pipeline_shows_its_rate_lag_rejects_and_what_waits(
         samples = samples_when(
             port, lambda scraped: scraped.get('ledgerlake_messages_total{query="measured"}') == 100
         )
-        assert samples[f"ledgerlake_waiting_messages{labels}"] == 1
+        assert samples[f"ledgerlake_delayed_messages{labels}"] == 1
         assert samples[f"ledgerlake_next_due_timestamp_seconds{labels}"] == due_ms / 1000
         assert samples['ledgerlake_rejects_total{query="measured"}'] == 0
         samples_when(port, lambda scraped: scraped.get(f"ledgerlake_lag_messages{labels}") == 0)

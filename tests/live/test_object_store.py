@@ -197,7 +197,7 @@ def test_a_checkpoint_in_a_store_goes_on_over_kills_and_restarts_and_holds_no_ke
     assert sorted(values(data["delta"]["path"], store.delta_options)) == expected
     assert ledgerlake("verify", config).returncode == 0
     state = json.loads(ledgerlake_process("state", config, "--json").stdout)
-    assert (state["large"], sum(partition["waiting"] for partition in state["delayed"])) == ([], 0)
+    assert (state["large"], sum(partition["delayed"] for partition in state["delayed"])) == ([], 0)
     assert sorted(os.listdir(tmp_path)) == ["pipeline.toml"]
     filesystem = store.filesystem()
     files = [

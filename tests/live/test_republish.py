@@ -111,7 +111,7 @@ def test_each_output_gets_each_message_once_also_when_one_failed_for_a_while(
     )
     verdict = verify(parse_config(data))
     assert verdict.clean, verdict.sentence()
-    assert (verdict.messages, verdict.waiting) == (400, 0)
+    assert (verdict.messages, verdict.not_due) == (400, 0)
 
 
 def test_a_message_keeps_what_it_has_and_says_where_it_comes_from(
@@ -170,11 +170,11 @@ def test_an_output_that_joins_at_the_end_gets_what_is_published_from_then_on(
     data = small_buckets(runtime, tmp_path, source)
     due_ms = now_ms() + 45_000
     publish_delayed(runtime, source, [(b"before", due_ms)])
-    assert run_and_verify(spark, data).waiting == 1
+    assert run_and_verify(spark, data).not_due == 1
     data["deliver"] = {"topic": target, "starting": "latest"}
-    assert run_and_verify(spark, data).waiting == 1
+    assert run_and_verify(spark, data).not_due == 1
     publish_delayed(runtime, source, [(b"after", due_ms)])
-    assert run_and_verify(spark, data).waiting == 2
+    assert run_and_verify(spark, data).not_due == 2
     time.sleep(max(0, due_ms + 500 - now_ms()) / 1000)
     verdict = run_and_verify(spark, data)
     assert (verdict.clean, verdict.messages) == (True, 2), verdict.sentence()

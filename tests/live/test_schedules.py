@@ -72,12 +72,12 @@ def test_schedules_of_any_client_fire_once_over_a_restart_in_their_last_version(
     producer.flush()
     replaced, cancelled = range(0, COUNT, 10), range(5, COUNT, 10)
     with running(spark, data) as pipeline:
-        wait_until(lambda: pipeline.waiting == COUNT)
+        wait_until(lambda: pipeline.delayed == COUNT)
         for number in replaced:
             due_ms[number] += 3_000 if number % 20 else -10_000
             put(number, f"moved {number}", due_ms[number])
         producer.flush()
-        wait_until(lambda: pipeline.waiting == COUNT + len(replaced))
+        wait_until(lambda: pipeline.delayed == COUNT + len(replaced))
     # While nothing runs.
     for number in cancelled:
         properties = {"ledgerlake.cancel": f"schedule={name_of(number)}"}
@@ -126,7 +126,7 @@ def test_schedules_of_any_client_fire_once_over_a_restart_in_their_last_version(
     time.sleep(max(0, last_due_ms + 1_000 - now_ms()) / 1000)
     verdict = run_and_verify(spark, data)
     assert verdict.clean, verdict.sentence()
-    assert verdict.waiting == 0
+    assert verdict.not_due == 0
     rows = table_rows(tmp_path)
     for row in rows:
         assert row["delivered_at"] is None or row["delivered_at"] >= row["deliver_at"]
@@ -167,7 +167,7 @@ def test_cancels_and_pauses_are_rows_of_a_typed_table_too(
     assert ledgerlake("cancel", config_file(tmp_path, data), "--key", "k").returncode == 0
     verdict = run_and_verify(spark, data)
     assert verdict.clean, verdict.sentence()
-    assert (verdict.messages, verdict.rejects, verdict.waiting) == (5, 0, 1)
+    assert (verdict.messages, verdict.rejects, verdict.not_due) == (5, 0, 1)
     ids = DeltaTable(str(tmp_path / "messages")).to_pyarrow_table()["id"].to_pylist()
     assert Counter(ids) == {1: 1, None: 4}
 
@@ -204,7 +204,7 @@ def test_repetitions_fire_once_each_over_restarts_on_the_table_and_the_topic(
         time.sleep(4)
         schedules.put("once", b"once", at=now_ms() + 3_600_000, properties={"a": "b"})
         with running(spark, data) as pipeline:
-            wait_until(lambda: pipeline.waiting >= 41)
+            wait_until(lambda: pipeline.delayed >= 41)
         for schedule_id, is_paused in (("second-1", True), ("second-2", False), ("once", False)):
             listed = ledgerlake(
                 "waiting", config_file(tmp_path, data), "--schedule", schedule_id, "--json"
@@ -261,7 +261,7 @@ def test_repetitions_fire_once_each_over_restarts_on_the_table_and_the_topic(
     reasons = Counter(row["reason"] for row in rejects_rows(tmp_path))
     assert reasons == {"replaced": 1, "cancelled": 40}
     # A message that was moved is a reject at its first time.
-    assert verdict.waiting == 1
+    assert verdict.not_due == 1
     assert waiting(spark, config).count() == 0
 
 

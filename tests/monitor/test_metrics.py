@@ -118,7 +118,7 @@ def test_a_pipeline_shows_what_its_batches_brought() -> None:
         f"ledgerlake_lag_messages{labels}": "20.0",
         f"ledgerlake_lag_seconds{labels}": "1.5",
         f"ledgerlake_lag_bytes{labels}": "1000.0",
-        f"ledgerlake_waiting_messages{labels}": "3.0",
+        f"ledgerlake_delayed_messages{labels}": "3.0",
         'ledgerlake_messages_per_second{query="orders"}': "0.0",
         'ledgerlake_messages_total{query="orders"}': "100.0",
         'ledgerlake_released_messages_total{query="orders"}': "3.0",
@@ -220,7 +220,7 @@ def test_topic_partitions_that_are_gone_are_forgotten_unless_something_waits() -
         metrics.add_batch("orders", result, float(number), number)
         metrics.add_progress("orders", {name: Behind(0, 0)}, 1.0)
     metrics.add_progress("orders", {NAME: Behind(0, 0)}, 1.0)
-    waiting = [line for line in text(metrics) if line.startswith("ledgerlake_waiting_messages")]
+    waiting = [line for line in text(metrics) if line.startswith("ledgerlake_delayed_messages")]
     assert [line.rpartition(" ")[0].partition("topic_partition=")[2] for line in waiting] == [
         f'"{names[number]}"}}' for number in (7, 9)
     ]
@@ -260,8 +260,8 @@ def test_what_waits_since_an_earlier_run_is_shown_before_its_topic_partition_has
     None
 ):
     metrics = Metrics(clock=lambda: 2.0)
-    metrics.add_waiting("orders", {NAME: [DueSpan(2_500, 1000, 4), DueSpan(90_000, 60_000, 1)]})
+    metrics.add_delayed("orders", {NAME: [DueSpan(2_500, 1000, 4), DueSpan(90_000, 60_000, 1)]})
     samples = dict(line.rsplit(" ", 1) for line in text(metrics))
     labels = f'{{query="orders",topic_partition="{NAME}"}}'
-    assert samples[f"ledgerlake_waiting_messages{labels}"] == "5.0"
+    assert samples[f"ledgerlake_delayed_messages{labels}"] == "5.0"
     assert samples['ledgerlake_due_messages{query="orders",within="60"}'] == "4.0"

@@ -88,7 +88,7 @@ def test_what_waits_since_an_earlier_run_is_shown_until_its_topic_partition_has_
         name: [DueSpan(5_000, 1000, 7)],
         "other": [DueSpan(5_000, 1000, 2), DueSpan(90_000, 60_000, 3)],
     }
-    screen.add_waiting(before)
+    screen.add_delayed(before)
     assert screen.totals.delayed_counts == {name: 40, "other": 5}
 
 
@@ -149,7 +149,7 @@ def test_while_the_broker_is_down_the_lag_is_not_known_and_since_when_is_said() 
     assert lines[3][12:] == f"not known, {since}"
     assert lines[10].split()[2:4] == ["?", "?"]
     progress = screen.progress(query())
-    assert f"lag orders-p0:? orders-p1:?  rejects 3  waiting 40  {since}" in progress_line(progress)
+    assert f"lag orders-p0:? orders-p1:?  rejects 3  delayed 40  {since}" in progress_line(progress)
     assert json.loads(progress.as_json())["lag_unknown_since_ms"] == lost_ms
     assert screen.progress(query()).lost_ms is None
 
@@ -347,7 +347,7 @@ def test_elsewhere_there_are_lines_of_text_or_of_json(monkeypatch: pytest.Monkey
         lines = out.getvalue().splitlines()
         if not as_json:
             assert lines[1].endswith(
-                "broker time 02:00:00  lag orders-p0:1,000 orders-p1:0  rejects 3  waiting 40"
+                "broker time 02:00:00  lag orders-p0:1,000 orders-p1:0  rejects 3  delayed 40"
             )
             assert lines[-1] == "1,200 messages and 3 rejects in 1 batch"
             continue
@@ -359,7 +359,7 @@ def test_elsewhere_there_are_lines_of_text_or_of_json(monkeypatch: pytest.Monkey
             1,
         )
         assert list(line["lag_messages"].values()) == [1_000, 0]
-        assert (line["broker_time_ms"], line["waiting"], line["incomplete_messages"]) == (
+        assert (line["broker_time_ms"], line["delayed"], line["incomplete_messages"]) == (
             2 * _HOUR_MS,
             40,
             2,

@@ -148,8 +148,8 @@ def test_the_document_shows_a_pipeline(metrics: ServedMetrics) -> None:
     (query,) = shown["queries"]
     assert (query["name"], query["lag_messages"], query["lag_ms"]) == ("orders", 70, 1500)
     assert query["topic_partitions"] == [
-        {"name": "u", "lag_messages": 50, "lag_ms": None, "waiting": 0, "next_due_ms": None},
-        {"name": "t", "lag_messages": 20, "lag_ms": 1500, "waiting": 5, "next_due_ms": 7_000},
+        {"name": "u", "lag_messages": 50, "lag_ms": None, "delayed": 0, "next_due_ms": None},
+        {"name": "t", "lag_messages": 20, "lag_ms": 1500, "delayed": 5, "next_due_ms": 7_000},
     ]
     assert query["durations_ms"] == {"addBatch": 80}
     assert query["history"]["messages"][0] == 100
@@ -163,7 +163,7 @@ def test_the_document_shows_a_pipeline(metrics: ServedMetrics) -> None:
         250,
     )
     assert (pipeline["incomplete_messages"], pipeline["kept_bytes"]) == (1, 7)
-    assert (pipeline["waiting"], pipeline["next_due_ms"], pipeline["most_late_ms"]) == (
+    assert (pipeline["delayed"], pipeline["next_due_ms"], pipeline["most_late_ms"]) == (
         5,
         7_000,
         500,

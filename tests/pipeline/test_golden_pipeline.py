@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from ledgerlake.decode.schema import MESSAGES
 from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.errors import SetupError
-from ledgerlake.inspect.delayed_counts import waiting_messages
+from ledgerlake.inspect.delayed_counts import delayed_counts
 from ledgerlake.inspect.delayed_messages import waiting
 from ledgerlake.inspect.due_counts import due_counts
 from ledgerlake.inspect.incomplete_messages import incomplete_messages
@@ -102,8 +102,8 @@ def test_what_waits_in_the_state_is_there_after_a_move(config: Config, spark: Sp
     adopt_state(config.checkpoint_place)
     (large,) = incomplete_messages(spark, config)
     assert (large.present, large.missing, large.total_bytes) == (2, 1, 3000)
-    (delayed,) = waiting_messages(spark, config)
-    assert (delayed.waiting, delayed.cancels, delayed.horizon["later"]) == (3, 1, 3)
+    (delayed,) = delayed_counts(spark, config)
+    assert (delayed.delayed, delayed.cancels, delayed.horizon["later"]) == (3, 1, 3)
     # One of them is cancelled.
     assert sorted(row.value for row in waiting(spark, config).collect()) == [b"far-7", b"far-8"]
     assert waiting(spark, config, due_before_ms=4_102_444_800_008).count() == 1

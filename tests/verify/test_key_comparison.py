@@ -37,12 +37,12 @@ SECOND: Key = (1, 0, 1, 11)
 
 
 def message(*keys: Key, waits: bool = False) -> np.ndarray:
-    return message_records(0, np.array(keys), is_waiting=waits)
+    return message_records(0, np.array(keys), is_not_due=waits)
 
 
 def chunk(kind: Kind) -> np.ndarray:
     """Of the first entry."""
-    return entry_records(kind, 0, np.array([FIRST[:2]]), is_waiting=False)
+    return entry_records(kind, 0, np.array([FIRST[:2]]), is_not_due=False)
 
 
 def row(
@@ -54,9 +54,9 @@ def row(
 def compared(
     *records: np.ndarray, groups: tuple[int, ...] = (1,)
 ) -> tuple[int, list[list[int]], list[list[int]]]:
-    """Duplicates, and the absent and the waiting messages by group and topic partition."""
+    """Duplicates, and the absent and the not_due messages by group and topic partition."""
     result = compare(np.concatenate(records), np.array(groups))
-    return result.duplicate, result.absent.tolist(), result.waiting.tolist()
+    return result.duplicate, result.absent.tolist(), result.not_due.tolist()
 
 
 def test_a_message_is_there_if_a_row_has_its_whole_key() -> None:
@@ -152,7 +152,7 @@ def test_messages_that_are_not_in_a_row_are_records_of_their_own(keys: list[Key]
 
 def test_nothing_is_compared_without_topic_partitions() -> None:
     result = compare(np.empty(0, dtype=RECORD), np.empty(0, dtype=np.int64))
-    assert (result.duplicate, result.absent.size, result.waiting.size) == (0, 0, 0)
+    assert (result.duplicate, result.absent.size, result.not_due.size) == (0, 0, 0)
 
 
 @dataclass
@@ -225,13 +225,13 @@ class World:
 
 
 def streamed(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple[int, int]]]:
-    """Return the number of duplicates, and the absent and waiting messages by group and topic
+    """Return the number of duplicates, and the absent and not_due messages by group and topic
     partition.
     """
     counts = np.array(world.group_counts)
     duplicate = 0
     absent: Counter[tuple[int, int]] = Counter()
-    waiting: Counter[tuple[int, int]] = Counter()
+    not_due: Counter[tuple[int, int]] = Counter()
     with HashedParts(RECORD, entry_hashes) as records:
         for partition, rejects in enumerate(world.rejects):
             expected = ExpectedMessages(
@@ -241,10 +241,10 @@ def streamed(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple
             for begin in range(0, len(of_partition), 4):
                 keys, waits = zip(*of_partition[begin : begin + 4], strict=True)
                 expected.add(np.array(keys), np.array(waits))
-            for of, chunks, is_waiting in world.large:
+            for of, chunks, is_not_due in world.large:
                 if of == partition:
                     expected.add_large(
-                        [Position(*chunk) for chunk in chunks], is_waiting=is_waiting
+                        [Position(*chunk) for chunk in chunks], is_not_due=is_not_due
                     )
         for (partition, table), of_table in groupby(world.rows, key=itemgetter(0, 1)):
             group = world.groups[partition][table]
@@ -261,10 +261,10 @@ def streamed(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple
         for part in records.parts():
             result = compare(part, counts)
             duplicate += result.duplicate
-            for counter, numbers in ((absent, result.absent), (waiting, result.waiting)):
+            for counter, numbers in ((absent, result.absent), (not_due, result.not_due)):
                 for group, partition in zip(*np.nonzero(numbers), strict=True):
                     counter[int(group), int(partition)] += int(numbers[group, partition])
-    return duplicate, absent, waiting
+    return duplicate, absent, not_due
 
 
 def naive(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple[int, int]]]:
@@ -281,7 +281,7 @@ def naive(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple[in
 
     all_rows = [(of, table, plain(of, key), due_us) for of, table, key, due_us in world.rows]
     absent: Counter[tuple[int, int]] = Counter()
-    waiting: Counter[tuple[int, int]] = Counter()
+    not_due: Counter[tuple[int, int]] = Counter()
     for partition, count in enumerate(world.group_counts):
         rejects = world.rejects[partition]
         for group in range(count):
@@ -293,12 +293,12 @@ def naive(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple[in
             entries = {key[:2] for key in rows}
             for of, key, waits in world.messages:
                 if of == partition and plain(of, key) not in rows and key[:2] not in rejects:
-                    (waiting if waits else absent)[group, partition] += 1
+                    (not_due if waits else absent)[group, partition] += 1
             for of, chunks, waits in world.large:
                 in_table = len(chunks) > 1 and chunks[-1] in entries
                 if of == partition and not in_table and chunks[-1] not in rejects:
-                    (waiting if waits else absent)[group, partition] += 1
-    return len(all_rows) - len(set(all_rows)), absent, waiting
+                    (not_due if waits else absent)[group, partition] += 1
+    return len(all_rows) - len(set(all_rows)), absent, not_due
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))

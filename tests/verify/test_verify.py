@@ -210,7 +210,7 @@ def test_messages_that_are_not_due_wait_whatever_tables_they_are_for(
             ],
         }
     )
-    assert verify(config).waiting == 3 * len(NAMES)
+    assert verify(config).not_due == 3 * len(NAMES)
 
 
 def test_a_replay_beside_it_makes_no_message_missing(

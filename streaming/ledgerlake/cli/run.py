@@ -90,7 +90,7 @@ def _run(options: argparse.Namespace) -> int:
             stop.ends_at = 2
             if pipeline.metrics is not None and not options.json:
                 print(f"the status page is at {pipeline.metrics.url}", file=sys.stderr, flush=True)
-            screen.add_waiting(pipeline.waiting_since_earlier)
+            screen.add_delayed(pipeline.delayed_since_earlier)
             screen.start(pipeline.query, lambda: pipeline.reading, lambda: pipeline.is_owner)
             if not options.archive_classes:
                 archive.start()

@@ -1,5 +1,5 @@
-"""``ledgerlake waiting`` lists the delayed messages that wait, or counts them by when they
-are due.
+"""``ledgerlake waiting`` lists the delayed messages that wait: they will be delivered, so cancelled
+and replaced ones are not among them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     import argparse
 
     from ledgerlake.cli.command import Commands
-    from ledgerlake.delay.due_times import DueSpan
 
-_SPANS_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 _SHOWN = (
     "deliver_at",
     "topic",
@@ -29,7 +27,6 @@ _SHOWN = (
     "properties",
     "may_be_cancelled",
 )
-_BAR = 40
 
 
 def add(commands: Commands) -> None:
@@ -52,11 +49,6 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "-n", "--count", type=int, default=20, help="how many are listed at most (default: 20)"
     )
-    command.add_argument(
-        "--by",
-        choices=_SPANS_MS,
-        help="count all of them by the time in which they are due; needs no Spark",
-    )
     add_spark(command)
 
 
@@ -66,17 +58,10 @@ def _waiting(options: argparse.Namespace) -> int:
 
     if options.count < 1:
         raise UsageError("--count must be at least 1")
-    if options.by and (options.key or options.due_before or options.schedule):
-        raise UsageError("--by counts all messages; leave out --key, --schedule and --due-before")
     due_before_ms = (
         None if options.due_before is None else parse_time_ms(options.due_before, "--due-before")
     )
     config = load_config(options.config)
-    if options.by:
-        from ledgerlake.inspect.due_counts import due_counts
-
-        _print_counts(due_counts(config, _SPANS_MS[options.by]), options.by, options.json)
-        return 0
     spark = start_spark(f"ledgerlake waiting {config.stream.name}", config, options)
     from ledgerlake.decode.messages import TopicPartition
     from ledgerlake.inspect.delayed_messages import waiting
@@ -97,7 +82,9 @@ def _waiting(options: argparse.Namespace) -> int:
             or options.due_before is not None
             or options.schedule is not None
         )
-        _print_none("no such message" if is_filtered else "no message")
+        which = "no such message" if is_filtered else "no message"
+        # It may not have read the newest messages yet.
+        print(f"{which} waits, as of the pipeline's last micro-batch", file=sys.stderr)
     ids = {str((row["properties"] or {}).get(SCHEDULE_PROPERTY, "")) for row in listed} - {""}
     pauses_ms = paused_since_ms(spark, config, ids) if ids else {}
     for row in listed:
@@ -105,13 +92,6 @@ def _waiting(options: argparse.Namespace) -> int:
         position = Position(row["ledger_id"], row["entry_id"])
         _print_row(row, pauses_ms.get((source, position)), options.json)
     return 0
-
-
-def _print_none(what: str) -> None:
-    """Say that nothing waits, and as of when: the pipeline may not have read the newest messages
-    yet.
-    """
-    print(f"{what} waits, as of the pipeline's last micro-batch", file=sys.stderr)
 
 
 def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) -> None:
@@ -145,25 +125,3 @@ def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) 
             f"{due}  {topic} {row['message_id']}{key}{cancelled}{paused}  {properties}".rstrip()
         )
     )
-
-
-def _print_counts(spans: list[DueSpan], by: str, as_json: bool) -> None:
-    from ledgerlake.stored.offsets import time_text
-
-    if not spans:
-        _print_none("no message")
-    most = max((span.count for span in spans), default=0)
-    for span in spans:
-        begin, end = time_text(span.begin_ms), time_text(span.end_ms)
-        if as_json:
-            shown = {
-                "from": begin,
-                "until": end,
-                "messages": span.count,
-                "is_estimate": span.is_estimate,
-            }
-            print(json.dumps(shown))
-            continue
-        until = "" if span.length_ms == _SPANS_MS[by] else f"  until {end}"
-        count = f"{'about ' if span.is_estimate else ''}{span.count:,}"
-        print(f"{begin}  {count:>16} {'#' * round(_BAR * span.count / most)}".rstrip() + until)

@@ -162,7 +162,7 @@ def spans_of_length(spans: Iterable[DueSpan], length_ms: int) -> list[DueSpan]:
     return _Grid(int(first_ms.min()), length_ms).spans(first_ms, counts, is_estimate)
 
 
-def waiting_counts(due_spans: dict[str, list[DueSpan]]) -> dict[str, int]:
+def delayed_counts(due_spans: dict[str, list[DueSpan]]) -> dict[str, int]:
     """Return how many messages wait, by topic partition."""
     return {name: sum(span.count for span in spans) for name, spans in due_spans.items()}
 

@@ -47,7 +47,7 @@ class DelayedCounts:
     """
 
     topic_partition: str
-    waiting: int
+    delayed: int
     buckets: int
     segments: int
     mutable: int
@@ -58,14 +58,15 @@ class DelayedCounts:
 
     def lines(self) -> list[str]:
         """Return a sentence, and a bar for each part of the horizon."""
-        if not self.waiting:
+        if not self.delayed:
             return [
-                f"{self.topic_partition}: no message waits, "
+                f"{self.topic_partition}: no delayed message, "
                 f"{counted(self.cancels, 'cancel', 'cancels')}"
             ]
         due = ", ".join(_moment(time_ms) for time_ms in self.next_due_ms) or "none"
         lines = [
-            f"{self.topic_partition}: {counted(self.waiting, 'message waits', 'messages wait')} in "
+            f"{self.topic_partition}: "
+            f"{counted(self.delayed, 'delayed message', 'delayed messages')} in "
             f"{counted(self.buckets, 'bucket', 'buckets')} of "
             f"{counted(self.segments, 'segment', 'segments')} ({self.mutable:,} of them in the "
             f"mutable bucket), {counted(self.cancels, 'cancel', 'cancels')}; next due {due}"
@@ -77,7 +78,7 @@ class DelayedCounts:
         return lines
 
 
-def waiting_messages(spark: SparkSession, config: Config) -> list[DelayedCounts]:
+def delayed_counts(spark: SparkSession, config: Config) -> list[DelayedCounts]:
     """Return the delayed messages of every topic partition that has or had some.
 
     Raises:
@@ -121,7 +122,7 @@ def stored_cancels(
     return {source_of(row): cancels_from_json(row.value["cancels"]) for row in rows}
 
 
-def _waiting_buckets(record: IndexRecord) -> list[Bucket]:
+def _filled_buckets(record: IndexRecord) -> list[Bucket]:
     return [bucket for bucket in record.buckets if bucket.waiting]
 
 
@@ -132,7 +133,7 @@ def _due_times(
     records: dict[TopicPartition, IndexRecord],
 ) -> dict[int, DueTimes]:
     """Return when the messages of the buckets are due, by the bucket's id."""
-    buckets = {source: _waiting_buckets(record) for source, record in records.items()}
+    buckets = {source: _filled_buckets(record) for source, record in records.items()}
     folder = config.pipeline_delay.folder
     if folder is not None:
         query_id = str(Checkpoint(config.checkpoint_place).log.query_id())
@@ -188,7 +189,7 @@ def _describe(
     cancels: int,
     now_ms: int,
 ) -> DelayedCounts:
-    buckets = _waiting_buckets(record)
+    buckets = _filled_buckets(record)
     horizon = dict.fromkeys([*_HORIZON_MS, _BEYOND], 0)
     for bucket in buckets:
         left = times[bucket.bucket_id].of_last(bucket.waiting, bucket.next_ms)
@@ -196,7 +197,7 @@ def _describe(
             horizon[_step(time_ms - now_ms)] += count
     return DelayedCounts(
         topic_partition=join_partition(source.topic, source.partition),
-        waiting=sum(bucket.waiting for bucket in buckets),
+        delayed=sum(bucket.waiting for bucket in buckets),
         buckets=len(buckets),
         segments=sum(bucket.segments - bucket.segment + 1 for bucket in buckets),
         mutable=sum(bucket.waiting for bucket in buckets if not bucket.sealed),

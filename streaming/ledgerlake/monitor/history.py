@@ -16,7 +16,7 @@ class Sample:
     time_ms: int
     messages: int
     lag_messages: int | None
-    waiting: int
+    delayed: int
 
 
 class History:

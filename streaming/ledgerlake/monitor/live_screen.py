@@ -1,4 +1,4 @@
-"""The live screen of a running pipeline on a terminal: rate, lag by topic partition, waiting
+"""The live screen of a running pipeline on a terminal: rate, lag by topic partition, delayed
 messages, rejects, and the last commits. Pure: it takes the numbers and returns objects that rich
 prints.
 

@@ -17,7 +17,7 @@ from a pipeline's own batches.
 | ``ledgerlake_released_messages_total`` | query | delayed messages that were delivered since the start |
 | ``ledgerlake_late_seconds_total`` | query | the time from due to committed of those, together |
 | ``ledgerlake_most_late_seconds`` | query | the longest such time in the last micro-batch that released some |
-| ``ledgerlake_waiting_messages`` | query, topic_partition | delayed messages |
+| ``ledgerlake_delayed_messages`` | query, topic_partition | delayed messages |
 | ``ledgerlake_next_due_timestamp_seconds`` | query, topic_partition | when the next delayed message is due |
 | ``ledgerlake_due_messages`` | query, within | delayed messages that are due within so many seconds, to the precision of a segment of the index |
 | ``ledgerlake_commit_seconds`` | query | histogram of what the commits of a micro-batch to all tables took together |
@@ -56,7 +56,7 @@ from prometheus_client.core import (
 from py4j.protocol import Py4JError
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from ledgerlake.delay.due_times import first_due_ms, waiting_counts
+from ledgerlake.delay.due_times import delayed_counts, first_due_ms
 from ledgerlake.monitor.history import History, Sample
 from ledgerlake.monitor.http_server import HttpServer
 from ledgerlake.monitor.progress import Behind, lags_now, lags_of
@@ -172,9 +172,9 @@ class QueryNumbers:
 
     def forget_gone(self) -> None:
         """Forget the topic partitions that are read no more and have no message in the state."""
-        waiting = {name for name, count in self.delayed_counts.items() if count}
-        waiting |= {name for name, incomplete in self.incomplete.items() if incomplete.count}
-        gone = (self.delayed_counts.keys() | self.incomplete.keys()) - waiting - self.lags.keys()
+        held = {name for name, count in self.delayed_counts.items() if count}
+        held |= {name for name, incomplete in self.incomplete.items() if incomplete.count}
+        gone = (self.delayed_counts.keys() | self.incomplete.keys()) - held - self.lags.keys()
         for by_name in (self.delayed_counts, self.next_due_ms, self.due_spans, self.incomplete):
             for name in gone & by_name.keys():
                 del by_name[name]
@@ -276,12 +276,12 @@ class Metrics:
             numbers.next_due_ms |= result.next_due_ms
             numbers.due_spans |= result.due_spans
 
-    def add_waiting(self, query: str, due_spans: dict[str, list[DueSpan]]) -> None:
+    def add_delayed(self, query: str, due_spans: dict[str, list[DueSpan]]) -> None:
         """Take the delayed messages of topic partitions that wait since an earlier run."""
         with self._lock:
             numbers = self._of(query)
             numbers.due_spans |= due_spans
-            numbers.delayed_counts |= waiting_counts(due_spans)
+            numbers.delayed_counts |= delayed_counts(due_spans)
             numbers.next_due_ms |= first_due_ms(due_spans)
 
     def read(self, read: Callable[[str, QueryNumbers, PipelineState | None], T]) -> list[T]:
@@ -321,7 +321,7 @@ class Metrics:
                     (query, name, None if lag.time_ms is None else lag.time_ms / 1000)
                 )
                 samples["lag_bytes"].append((query, name, size_bytes))
-            samples["waiting_messages"] += [
+            samples["delayed_messages"] += [
                 (query, name, count) for name, count in numbers.delayed_counts.items()
             ]
             for name, due_ms in numbers.next_due_ms.items():
@@ -395,7 +395,7 @@ _PARTITION_GAUGES = {
     "lag_messages": "Messages behind the last entry of the topic partition, or the stream's ending.",
     "lag_seconds": "Broker time behind the last entry of the topic partition, or the stream's ending.",
     "lag_bytes": "Stored bytes behind the last entry of the topic partition, or the stream's ending, estimated.",
-    "waiting_messages": "Delayed messages that wait.",
+    "delayed_messages": "Delayed messages that are held back.",
     "next_due_timestamp_seconds": "When the next delayed message is due.",
 }
 _QUERY_METRICS: dict[str, tuple[str, type[_Family]]] = {

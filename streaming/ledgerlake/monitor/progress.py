@@ -168,7 +168,7 @@ class Progress:
                 "broker_time_ms": _reached_ms(self.taken),
                 "lag_messages": {name: lag.messages for name, lag in self.lags.items()},
                 "lag_unknown_since_ms": self.lost_ms,
-                "waiting": sum(self.totals.delayed_counts.values()),
+                "delayed": sum(self.totals.delayed_counts.values()),
                 "next_due_ms": min(due_ms, default=None),
                 "incomplete_messages": sum_of(self.details.incomplete.values()).count,
             }
@@ -186,8 +186,8 @@ def progress_line(progress: Progress) -> str:
         f"{broker_time(taken)}  lag {lags or '-'}  rejects {totals.rejects:,}"
     )
     delayed_count = sum(totals.delayed_counts.values())
-    waiting = f"waiting {delayed_count:,}" if delayed_count else ""
-    return "  ".join(part for part in (line, waiting, progress.lost, progress.reading) if part)
+    delayed = f"delayed {delayed_count:,}" if delayed_count else ""
+    return "  ".join(part for part in (line, delayed, progress.lost, progress.reading) if part)
 
 
 def counted(count: int, one: str, many: str) -> str:

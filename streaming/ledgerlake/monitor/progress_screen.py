@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
-from ledgerlake.delay.due_times import first_due_ms, waiting_counts
+from ledgerlake.delay.due_times import delayed_counts, first_due_ms
 from ledgerlake.monitor.progress import (
     Details,
     Progress,
@@ -77,10 +77,10 @@ class ProgressScreen:
         self.totals.add(result)
         self._details.add(result, int(time.time() * 1000))
 
-    def add_waiting(self, due_spans: dict[str, list[DueSpan]]) -> None:
+    def add_delayed(self, due_spans: dict[str, list[DueSpan]]) -> None:
         """Take the delayed messages of topic partitions that wait since an earlier run."""
         # A micro-batch may have been added already.
-        self.totals.delayed_counts = waiting_counts(due_spans) | self.totals.delayed_counts
+        self.totals.delayed_counts = delayed_counts(due_spans) | self.totals.delayed_counts
         self._details.next_due_ms = first_due_ms(due_spans) | self._details.next_due_ms
 
     def start(

@@ -191,7 +191,7 @@ def _pipeline(numbers: QueryNumbers, state: PipelineState, now_ms: int) -> dict[
         "mean_commit_ms": _ms(numbers.commits.mean_s),
         "incomplete_messages": numbers.incomplete_messages,
         "kept_bytes": numbers.kept_bytes,
-        "waiting": sum(numbers.delayed_counts.values()),
+        "delayed": sum(numbers.delayed_counts.values()),
         "most_late_ms": _ms(numbers.most_late_seconds),
         "next_due_ms": min(
             (due_ms for due_ms in numbers.next_due_ms.values() if due_ms is not None), default=None
@@ -219,7 +219,7 @@ def _partitions(numbers: QueryNumbers, lags: dict[str, Behind]) -> list[dict[str
                 "name": name,
                 "lag_messages": None if lag is None else lag.messages,
                 "lag_ms": None if lag is None else lag.time_ms,
-                "waiting": numbers.delayed_counts.get(name, 0),
+                "delayed": numbers.delayed_counts.get(name, 0),
                 "next_due_ms": numbers.next_due_ms.get(name),
             }
         )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.producer import check_may_send
 from ledgerlake.client.topics import split_partition
-from ledgerlake.delay.due_times import waiting_counts
+from ledgerlake.delay.due_times import delayed_counts
 from ledgerlake.errors import BrokerError, LedgerlakeError, UsageError
 from ledgerlake.operators.stateful import set_up_state
 from ledgerlake.options.config import Config
@@ -99,7 +99,7 @@ def _check_classic(spark: SparkSession) -> None:
 class Pipeline:
     """A running query with its cursors.
 
-    ``waiting_since_earlier`` has the delayed messages by when they are due, as they were at the
+    ``delayed_since_earlier`` has the delayed messages by when they are due, as they were at the
     start: the lags of the topic partitions that the checkpoint lists.
     """
 
@@ -123,13 +123,13 @@ class Pipeline:
         )
         self._failure: LedgerlakeError | None = None
         self._has_finished = False
-        self.waiting_since_earlier: dict[str, list[DueSpan]] = {}
+        self.delayed_since_earlier: dict[str, list[DueSpan]] = {}
         self._delayed_counts: dict[str, int] = {}
         self.metrics: ServedMetrics | None = None
         self.query: StreamingQuery | None = None
 
     @property
-    def waiting(self) -> int:
+    def delayed(self) -> int:
         """Return the number of delayed messages."""
         return sum(self._delayed_counts.values())
 
@@ -200,8 +200,8 @@ class Pipeline:
 
     def _stream(self, start: Offset) -> DataFrame:
         self._components.wakeups.load(last_run(self._components.checkpoint))
-        self.waiting_since_earlier = self._components.wakeups.due_spans
-        self._delayed_counts = waiting_counts(self.waiting_since_earlier)
+        self.delayed_since_earlier = self._components.wakeups.due_spans
+        self._delayed_counts = delayed_counts(self.delayed_since_earlier)
         set_up_state(self._spark)
         pipeline_options = {
             "startingOffsets": as_option(start),
@@ -256,7 +256,7 @@ class Pipeline:
         from ledgerlake.monitor.metrics import ServedMetrics, state_of
 
         self.metrics = ServedMetrics(self._spark, config.port, config.address, config.token)
-        self.metrics.add_waiting(self.config.stream.name, self.waiting_since_earlier)
+        self.metrics.add_delayed(self.config.stream.name, self.delayed_since_earlier)
         upkeep = self._upkeep
         self.metrics.watch(
             self.config.stream.name,

@@ -43,12 +43,12 @@ class Kind(IntEnum):
 
 
 # ``partition`` and ``table`` are numbers. ``table``, ``group`` and ``due_us`` are of rows only; the
-# group is -1 if the row is in none. ``is_waiting``: the message is not due. A broker index of -1
+# group is -1 if the row is in none. ``is_not_due``: the message is not due. A broker index of -1
 # does not rise: the broker gave none.
 RECORD = np.dtype(
     [
         ("kind", np.int8),
-        ("is_waiting", bool),
+        ("is_not_due", bool),
         ("group", np.int16),
         ("partition", np.int32),
         ("table", np.int32),
@@ -73,30 +73,30 @@ _FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 @dataclass(frozen=True)
 class Compared:
     """What a comparison found. ``duplicate`` are rows beyond the first of one key, time and table.
-    ``absent`` and ``waiting`` are the messages that no table of a group has, by group and topic
+    ``absent`` and ``not_due`` are the messages that no table of a group has, by group and topic
     partition: those that are due, and those that are not.
     """
 
     duplicate: int
     absent: Counts
-    waiting: Counts
+    not_due: Counts
 
 
-def message_records(partition: int, keys: Keys, *, is_waiting: bool) -> Records:
+def message_records(partition: int, keys: Keys, *, is_not_due: bool) -> Records:
     """Return the records of messages that are not large."""
     records = _runs(partition, keys, np.zeros(len(keys), dtype=np.int64))
-    records["kind"], records["is_waiting"] = Kind.MESSAGE, is_waiting
+    records["kind"], records["is_not_due"] = Kind.MESSAGE, is_not_due
     return records
 
 
-def entry_records(kind: Kind, partition: int, entries: Keys, *, is_waiting: bool) -> Records:
+def entry_records(kind: Kind, partition: int, entries: Keys, *, is_not_due: bool) -> Records:
     """Return the records of entries or chunks.
 
     Args:
         entries: the ledger and the entry of each.
     """
     records = np.zeros(len(entries), dtype=RECORD)
-    records["kind"], records["partition"], records["is_waiting"] = kind, partition, is_waiting
+    records["kind"], records["partition"], records["is_not_due"] = kind, partition, is_not_due
     records["count"] = 1
     records["ledger_id"], records["entry_id"] = entries.T
     return records
@@ -160,15 +160,15 @@ def compare(records: Records, groups: NDArray[np.int64]) -> Compared:
     entries, runs = _numbers(begins_entry), _numbers(begins_run)
     most = int(groups.max(initial=0))
     absent = np.zeros((most, len(groups)), dtype=np.int64)
-    waiting = np.zeros_like(absent)
+    not_due = np.zeros_like(absent)
     for group in range(most):
         counts = is_row & (records["group"] == group)
         has_row = _has_any(runs, counts) & (records["kind"] != Kind.CHUNK)
         is_there = np.where(records["kind"] == Kind.ENTRY, _has_any(entries, counts), has_row)
         lacks = ~is_row & ~is_there & (groups[records["partition"]] > group)
-        absent[group] = _by_partition(records[lacks & ~records["is_waiting"]], len(groups))
-        waiting[group] = _by_partition(records[lacks & records["is_waiting"]], len(groups))
-    return Compared(duplicate, absent, waiting)
+        absent[group] = _by_partition(records[lacks & ~records["is_not_due"]], len(groups))
+        not_due[group] = _by_partition(records[lacks & records["is_not_due"]], len(groups))
+    return Compared(duplicate, absent, not_due)
 
 
 def _in_order(records: Records) -> Records:

@@ -91,22 +91,22 @@ class ExpectedMessages:
         self._messages = messages
         self._chunks = rejects if chunks is None else chunks
 
-    def add(self, keys: Keys, is_waiting: NDArray[np.bool_]) -> None:
+    def add(self, keys: Keys, is_not_due: NDArray[np.bool_]) -> None:
         """Add messages that are not large.
 
         Args:
-            is_waiting: a mask of those that are not due.
+            is_not_due: a mask of those that are not due.
         """
         is_wanted = ~self._rejects.contains(keys[:, :2])
         if self._messages is not None:
             is_wanted &= ~self._messages.contains(keys[:, :3])
         for waits in (False, True):
-            wanted = keys[is_wanted & (is_waiting == waits)]
+            wanted = keys[is_wanted & (is_not_due == waits)]
             self._records.add(
-                message_records(self._partition, wanted, is_waiting=waits), len(wanted)
+                message_records(self._partition, wanted, is_not_due=waits), len(wanted)
             )
 
-    def add_large(self, positions: Sequence[Position], *, is_waiting: bool) -> None:
+    def add_large(self, positions: Sequence[Position], *, is_not_due: bool) -> None:
         """Add a large message by its chunks, or a chunk that belongs to none. A message that does
         not fit a table is in rejects with the position of its last chunk.
         """
@@ -118,20 +118,20 @@ class ExpectedMessages:
             else self.lacks_chunk(positions[-1])
         )
         if is_absent:
-            self._add_entries(Kind.ENTRY if is_message else Kind.CHUNK, entries[-1:], is_waiting)
+            self._add_entries(Kind.ENTRY if is_message else Kind.CHUNK, entries[-1:], is_not_due)
 
     def lacks_chunk(self, position: Position) -> bool:
         """Return whether a chunk that belongs to no whole message was never in rejects."""
         return not self._chunks.contains(_entries([position])).item()
 
-    def add_unreadable(self, entries: Keys, *, is_waiting: bool = False) -> None:
+    def add_unreadable(self, entries: Keys, *, is_not_due: bool = False) -> None:
         """Add entries that cannot be decoded. Those that are not in rejects may have been decoded
         with another key or limit.
         """
-        self._add_entries(Kind.ENTRY, entries[~self._rejects.contains(entries)], is_waiting)
+        self._add_entries(Kind.ENTRY, entries[~self._rejects.contains(entries)], is_not_due)
 
-    def _add_entries(self, kind: Kind, entries: Keys, is_waiting: bool) -> None:
-        records = entry_records(kind, self._partition, entries, is_waiting=is_waiting)
+    def _add_entries(self, kind: Kind, entries: Keys, is_not_due: bool) -> None:
+        records = entry_records(kind, self._partition, entries, is_not_due=is_not_due)
         self._records.add(records, len(records))
 
 
@@ -179,7 +179,7 @@ def read_topic(
                             ended.message, was_delayed=ended.deliver_ms > 0
                         )
                     if is_expected:
-                        expected.add_large(ended.positions, is_waiting=not is_due)
+                        expected.add_large(ended.positions, is_not_due=not is_due)
             except CorruptEntryError:
                 expected.add_unreadable(_entries([position]))
             continue
@@ -200,9 +200,9 @@ def read_topic(
                     )
                 ] = True
             # When messages that repeat are due is known to their rule alone.
-            is_waiting = is_delayed | repeats
-            are_expected = is_waiting.copy()
-            for repeat, are_due in ((False, ~is_waiting), (True, repeats & ~is_delayed)):
+            is_not_due = is_delayed | repeats
+            are_expected = is_not_due.copy()
+            for repeat, are_due in ((False, ~is_not_due), (True, repeats & ~is_delayed)):
                 due = decoded.messages.filter(pa.array(are_due))
                 if counting is None:
                     are_expected |= are_due
@@ -212,9 +212,9 @@ def read_topic(
                     )
             message_keys, bad = keys_of(decoded.messages), entries_of(decoded.rejects)
             waits = _wait(decoded.rejects["entry"], reached_ms if were_delayed else None)
-            expected.add(message_keys[are_expected], is_waiting[are_expected])
+            expected.add(message_keys[are_expected], is_not_due[are_expected])
             expected.add_unreadable(bad[~waits])
-            expected.add_unreadable(bad[waits], is_waiting=True)
+            expected.add_unreadable(bad[waits], is_not_due=True)
             content.first = content.first or _first_of(message_keys, bad)
     content.incomplete_chunks = sum(map(expected.lacks_chunk, chunks.incomplete()))
     return content

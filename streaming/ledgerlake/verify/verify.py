@@ -34,7 +34,7 @@ incomplete large messages.
                    whose last chunk the topic has and whose first chunk it may have had
     incomplete_chunks
                    chunks of incomplete large messages that are not in rejects
-    waiting        delayed messages that were not due when the last micro-batch was planned, and
+    not_due        delayed messages that were not due when the last micro-batch was planned, and
                    messages that repeat without an occurrence in the table
     early          rows that were delivered before they were due
     outdated       rows of a table with the latest messages that are not the latest of their key, or
@@ -136,7 +136,7 @@ class Verdict:
     late: int = 0
     not_checked: int = 0
     incomplete_chunks: int = 0
-    waiting: int = 0
+    not_due: int = 0
     early: int = 0
     outdated: int = 0
     undecided: int = 0
@@ -164,8 +164,9 @@ class Verdict:
             notes += f", {chunks} of incomplete large messages"
         if self.left_out:
             notes += f", {self.left_out:,} left out by queries"
-        if self.waiting:
-            notes += f", {counted(self.waiting, 'delayed message waits', 'delayed messages wait')}"
+        if self.not_due:
+            delayed = counted(self.not_due, "delayed message", "delayed messages")
+            notes += f", {delayed} not due"
         if self.early:
             problems += f", {self.early:,} early"
         if self.outdated:
@@ -317,16 +318,16 @@ class _Comparison:
             [partition.tables.group_count for partition in partitions], dtype=np.int64
         )
         absent = np.zeros((groups.max(initial=0), len(groups)), dtype=np.int64)
-        waiting = np.zeros_like(absent)
+        not_due = np.zeros_like(absent)
         for part in self._records.parts():
             compared = compare(part, groups)
             self._verdict.duplicate += compared.duplicate
             absent += compared.absent
-            waiting += compared.waiting
+            not_due += compared.not_due
         for partition in partitions:
             number = partition.number
             partition.tables.count_absent(
-                self._verdict, absent[:, number].tolist(), waiting[:, number].tolist()
+                self._verdict, absent[:, number].tolist(), not_due[:, number].tolist()
             )
         return self._verdict
 
@@ -554,15 +555,15 @@ class _TablesOfTopic:
         self.groups |= dict.fromkeys(parts, -1 if whole else 0)
         self.group_count = len(whole) or 1
 
-    def count_absent(self, verdict: Verdict, absent: Sequence[int], waiting: Sequence[int]) -> None:
+    def count_absent(self, verdict: Verdict, absent: Sequence[int], not_due: Sequence[int]) -> None:
         """Count the messages of a topic partition that the tables of a group do not have.
 
         Args:
             absent: those that are due, by group.
-            waiting: those that are not due, by group.
+            not_due: those that are not due, by group.
         """
-        # A message that is not due waits, whatever a query would make of it.
-        verdict.waiting += max(waiting)
+        # A message that is not due is no fault, whatever a query would make of it.
+        verdict.not_due += max(not_due)
         if self._leaves_out and not self._has_whole:
             verdict.left_out += absent[0]
         else:
