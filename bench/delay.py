@@ -262,7 +262,7 @@ class _Run:
         # Replaced whole: a planner that found it empty would begin again.
         self._steps = f"{checkpoint}-steps"
         save_json(Place(self._steps), 0)
-        self._wakeups = Wakeups(Checkpoint(Place(checkpoint)))
+        self._wakeups = Wakeups(Checkpoint(Place(checkpoint)), 0)
         self._keeper = BatchEnds(Checkpoint(Place(checkpoint)))
         self._done = threading.Semaphore(0)
         self._at = 0

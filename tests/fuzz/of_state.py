@@ -462,7 +462,7 @@ TARGETS = [
                                                                '{"t": 17}}',), _reads(outbox._sent, outbox.SENT_VERSION)),
     _document("outbox-sending", "publish.outbox: how a sending began", ('{"version": 1, "partitions": 3, "ends": {"due": {"ledger_id": 7, "entry_id": -1}}}',), _reads(outbox._sending, 1)),
     _document("wakes", "source.wakes", ('{"version": 1, "wakes": {"t": 1777626000123}, "due": '
-                                        '{"t": [[1777626000123, 60000, 4, 1]]}, "extends": 16}',), _reads(wakeup_files._file, wakeup_files.VERSION)),
+                                        '{"t": [[1777626000123, 60000, 4, 1]]}, "extends": 16, "expire_after_ms": 3600}',), _reads(wakeup_files._file, wakeup_files.VERSION)),
     Target("record", "the record of the delayed index", _texts_of(lambda: [_index()[0]]), _judge_record, _REFUSED),
     Target("snapshot-metadata", "state.delay.snapshot: metadata", _any_of(lambda: _values(True)), _judge_metadata, _REFUSED, work_factor=10),
     Target("snapshot-segment", "state.delay.snapshot: segments", _any_of(lambda: _values(False)), _judge_segment, _REFUSED),

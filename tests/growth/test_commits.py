@@ -42,7 +42,7 @@ _BATCHES = 10
 def _few_changes_of_delayed_messages(n: int) -> Callable[[], Mapping[str, int]]:
     """Prepare topic partitions with delayed messages; each micro-batch changes one of them."""
     folder = tempfile.TemporaryDirectory()
-    wakeups = Wakeups(Checkpoint(Place(folder.name)))
+    wakeups = Wakeups(Checkpoint(Place(folder.name)), 0)
     names = [f"persistent://public/default/orders-partition-{number}" for number in range(n)]
     spans = [DueSpan(1000 * number, 1000, 1) for number in range(1, 200)]
     wakeups.update(0, dict.fromkeys(names, 1000), {name: list(spans) for name in names})
@@ -66,7 +66,7 @@ def _few_changes_of_delayed_messages(n: int) -> Callable[[], Mapping[str, int]]:
 def _changes_of_all(n: int) -> Callable[[], Mapping[str, int]]:
     """Prepare topic partitions. Micro-batch after micro-batch changes all of them."""
     folder = tempfile.TemporaryDirectory()
-    wakeups = Wakeups(Checkpoint(Place(folder.name)))
+    wakeups = Wakeups(Checkpoint(Place(folder.name)), 0)
     names = [f"persistent://public/default/orders-partition-{number}" for number in range(n)]
     times_ms: dict[str, int | None] = dict.fromkeys(names, 1000)
 

@@ -36,7 +36,7 @@ def config(tmp_path: Path) -> Config:
 
 def test_the_counts_of_all_topic_partitions_are_added(config: Config) -> None:
     checkpoint = Checkpoint(config.checkpoint_place)
-    wakeups = Wakeups(checkpoint)
+    wakeups = Wakeups(checkpoint, 0)
     spans = {
         "a": [DueSpan(1000, 1000, 2), DueSpan(_HOUR_MS, _HOUR_MS, 3)],
         "b": [DueSpan(5000, 1000, 4)],
@@ -57,7 +57,7 @@ def test_the_counts_of_all_topic_partitions_are_added(config: Config) -> None:
 
 def test_counts_that_are_older_than_what_is_beside_them_are_an_error(config: Config) -> None:
     checkpoint = Checkpoint(config.checkpoint_place)
-    wakeups = Wakeups(checkpoint)
+    wakeups = Wakeups(checkpoint, 0)
     wakeups.update(7, {"a": 1000}, {"a": [DueSpan(1000, 1000, 2)]})
     keeper = BatchEnds(checkpoint)
     keeper.add(LastRun(9, 8), {}, {})
@@ -79,7 +79,7 @@ def test_counts_that_a_newer_release_wrote_are_refused_by_name(
     config: Config, tmp_path: Path
 ) -> None:
     checkpoint = Checkpoint(config.checkpoint_place)
-    wakeups = Wakeups(checkpoint)
+    wakeups = Wakeups(checkpoint, 0)
     wakeups.update(7, {"a": 1000}, {"a": [DueSpan(1000, 1000, 2)]})
     BatchEnds(checkpoint).add(LastRun(7, 7), {}, {})
     (file,) = (tmp_path / "checkpoint" / "ledgerlake" / "wakes").iterdir()

@@ -49,8 +49,8 @@ def times_ms(wakeups: Wakeups) -> dict[str, int]:
     return load_times_ms(wakeups.folder)
 
 
-def started(checkpoint: Checkpoint) -> Wakeups:
-    wakeups = Wakeups(checkpoint)
+def started(checkpoint: Checkpoint, expire_after_ms: int = 0) -> Wakeups:
+    wakeups = Wakeups(checkpoint, expire_after_ms)
     wakeups.load(last_run(checkpoint))
     return wakeups
 
@@ -70,6 +70,19 @@ def test_a_restart_knows_the_times(checkpoint: Checkpoint) -> None:
     wakeups = started(checkpoint)
     assert times_ms(wakeups) == {TOPIC: 9000}
     assert wakeups.batch_id == 3
+
+
+def test_another_time_to_expire_wakes_those_with_messages_in_state(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    shorter = started(checkpoint, expire_after_ms=500)
+    assert times_ms(shorter) == {TOPIC: 1}
+    assert shorter.due_spans == {TOPIC: SPANS}
+    # The start may be ended before its first micro-batch.
+    assert times_ms(started(checkpoint, expire_after_ms=500)) == {TOPIC: 1}
+    run(checkpoint, 5, shorter, {TOPIC: 9000})
+    commit(tmp_path, 5)
+    assert times_ms(started(checkpoint, expire_after_ms=500)) == {TOPIC: 9000}
 
 
 def test_times_that_were_copied_before_the_commit_log_wake_everything(

@@ -34,11 +34,13 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 
 def test_golden_files_are_read_and_written(tmp_path: Path) -> None:
-    whole = ('{"version": 1, "extends": null, "wakes": {"a": 5, "b": 7}, "due": {"a": [[5, 1000, '
-             '3, '
-            '0], [60001, 60000, 4, 1]], "b": []}}')  # fmt: skip
+    whole = (
+        '{"version": 1, "extends": null, "expire_after_ms": 3600, "wakes": {"a": 5, "b": 7}, '
+        '"due": {"a": [[5, 1000, 3, 0], [60001, 60000, 4, 1]], "b": []}}'
+    )
     changed = (
-        '{"version": 1, "extends": 9, "wakes": {"a": 5, "b": 8}, "due": {"b": [[8, 1000, 1, 0]]}}'
+        '{"version": 1, "extends": 9, "expire_after_ms": 3600, "wakes": {"a": 5, "b": 8}, '
+        '"due": {"b": [[8, 1000, 1, 0]]}}'
     )
     golden, written = tmp_path / "golden", tmp_path / "written"
     golden.mkdir()
@@ -48,13 +50,12 @@ def test_golden_files_are_read_and_written(tmp_path: Path) -> None:
         "a": [DueSpan(5, 1000, 3), DueSpan(60_001, 60_000, 4, is_estimate=True)],
         "b": [DueSpan(8, 1000, 1)],
     }
-    assert load_wakeup_times(Place(str(golden))) == WakeupTimes({"a": 5, "b": 8}, spans)
-    save_wakeup_times(
-        Place(str(written)), 9, WakeupTimes({"a": 5, "b": 7}, {"a": spans["a"], "b": []})
-    )
-    save_wakeup_times(
-        Place(str(written)), 10, WakeupTimes({"a": 5, "b": 8}, {"b": spans["b"]}), extends=9
-    )
+    assert load_wakeup_times(Place(str(golden))) == WakeupTimes({"a": 5, "b": 8}, spans, 3600)
+    for batch_id, wakeups, extends in (
+        (9, WakeupTimes({"a": 5, "b": 7}, {"a": spans["a"], "b": []}, 3600), None),
+        (10, WakeupTimes({"a": 5, "b": 8}, {"b": spans["b"]}, 3600), 9),
+    ):
+        save_wakeup_times(Place(str(written)), batch_id, wakeups, extends)
     for name, text in (("0000000009.json", whole), ("0000000010.json", changed)):
         assert json.loads((written / name).read_text()) == json.loads(text)
 

@@ -57,7 +57,7 @@ def make_components(config: Config) -> Components:
         tables,
         DeltaSink(tables, outbox),
         Start(config, cluster, checkpoint, cursors, tables),
-        Wakeups(checkpoint),
+        Wakeups(checkpoint, config.chunks.limits.expire_after_ms),
         TaskSettings(
             config.chunks.limits,
             config.pipeline_delay,

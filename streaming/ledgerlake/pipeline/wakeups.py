@@ -4,6 +4,7 @@ entries (see ``source.wakeup_files``).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ledgerlake.source.wakeup_files import (
@@ -32,10 +33,11 @@ class Wakeups:
     ``batch_id`` is the micro-batch whose file the planner reads; None before the first.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, expire_after_ms: int) -> None:
         self.folder = wakeup_folder(checkpoint)
         self.batch_id: int | None = None
         self._checkpoint = checkpoint
+        self._expire_after_ms = expire_after_ms
         self._known: WakeupTimes | None = None
         # The digest of the file that the planner reads.
         self._written: bytes | None = None
@@ -56,19 +58,26 @@ class Wakeups:
         return {} if self._known is None else self._known.due_spans
 
     def load(self, last_run: LastRun | None) -> None:
-        """Load the wake-up times. If they are not known, wake up all topic partitions now: that
-        micro-batch brings their times.
+        """Load the wake-up times. If they are not known, wake up all topic partitions now. If they
+        hold for another ``expire_after``, wake up all that have a time. That micro-batch brings
+        their times.
         """
         self.batch_id = newest_wakeup_batch(self.folder)
-        self._known = known_wakeup_times(self._checkpoint, last_run)
+        self._known = known = known_wakeup_times(self._checkpoint, last_run)
         self._written = newest_digest(self.folder)
         committed = self._checkpoint.log.committed_offset()
-        if self._known is None and committed is not None:
-            # A time that is not after the clock of the last micro-batch would wake up nothing.
-            wakeups = WakeupTimes(
-                {name: (offset.clock_ms or 0) + 1 for name, offset in committed.items()}
-            )
-            self._save(0, wakeups)
+        if committed is None:
+            return
+        # A time that is not after the clock of the last micro-batch would wake up nothing.
+        now_ms = {name: (offset.clock_ms or 0) + 1 for name, offset in committed.items()}
+        if known is None:
+            self._save(0, WakeupTimes(now_ms, expire_after_ms=self._expire_after_ms))
+        elif known.expire_after_ms != self._expire_after_ms:
+            times_ms = {
+                name: min(time_ms, now_ms.get(name, time_ms))
+                for name, time_ms in known.times_ms.items()
+            }
+            self._save(0, WakeupTimes(times_ms, known.due_spans, self._expire_after_ms))
 
     def update(
         self, batch_id: int, changed_ms: dict[str, int | None], due_spans: dict[str, list[DueSpan]]
@@ -88,7 +97,7 @@ class Wakeups:
             for name, spans in {**known.due_spans, **due_spans}.items()
             if name in times_ms
         }
-        wakeups = WakeupTimes(times_ms, spans)
+        wakeups = WakeupTimes(times_ms, spans, self._expire_after_ms)
         is_replaced = newest_digest(self.folder) != self._written
         if wakeups != self._known or (times_ms and is_replaced):
             self._save(
@@ -128,7 +137,7 @@ class Wakeups:
             self.batch_id,
             batch_id if self.batch_id is None else max(batch_id, self.batch_id),
         )
-        file = wakeups if changed is None else WakeupTimes(wakeups.times_ms, changed)
+        file = wakeups if changed is None else replace(wakeups, due_spans=changed)
         extends = None if changed is None else former
         self._written = save_wakeup_times(self.folder, self.batch_id, file, extends)
         self._known = wakeups

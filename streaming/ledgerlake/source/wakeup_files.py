@@ -4,28 +4,28 @@ many of their messages are due when. The pipeline writes them, the planner reads
 The two live in different processes. After a micro-batch that changed something, and after another
 process has replaced the file, the pipeline writes, in a folder of the checkpoint,
 
-    <batch>.json    {"version": 1, "extends": 16,
+    <batch>.json    {"version": 1, "extends": 16, "expire_after_ms": 3600000,
                      "wakes": {"persistent://public/default/orders-partition-0": 1777626000123},
                      "due": {"persistent://public/default/orders-partition-0": [[1777626000123,
                      1000, 4, 0]]}}
 
-(milliseconds since 1970). A negative time says that messages have been due since then and were left
-to the next micro-batch. ``due`` has the spans of ``delay.due_times``: time of the first message,
-length in milliseconds, number of messages, and 1 if that is an estimate. A topic partition can have
-a thousand spans. So a file that ``extends`` the one of an earlier micro-batch has the spans of the
-topic partitions that have changed since; the earlier file has the spans of the others. If a start
-does not know the times, it writes a file that wakes up all topic partitions and has no spans; each
-gets its spans with its next micro-batch. The file of the newest micro-batch counts, so a process
-that was suspended and continues beside its successor cannot replace the successor's file. A planned
-micro-batch carries the clock in its offset, so that it does the same when it is run again; these
-files only decide when one is planned.
+(milliseconds since 1970). The times hold for one ``[chunks] expire_after``. A negative time says
+that messages have been due since then and were left to the next micro-batch. ``due`` has the spans
+of ``delay.due_times``: time of the first message, length in milliseconds, number of messages, and 1
+if that is an estimate. A topic partition can have a thousand spans. So a file that ``extends`` the
+one of an earlier micro-batch has the spans of the topic partitions that have changed since; the
+earlier file has the spans of the others. If a start does not know the times, it writes a file that
+wakes up all topic partitions and has no spans; each gets its spans with its next micro-batch. The
+file of the newest micro-batch counts, so a process that was suspended and continues beside its
+successor cannot replace the successor's file. A planned micro-batch carries the clock in its
+offset, so that it does the same when it is run again; these files only decide when one is planned.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -50,11 +50,13 @@ VERSION = 1
 @dataclass(frozen=True)
 class WakeupTimes:
     """The wake-up times by topic partition: those with messages in state have a time, and the
-    spans of their delayed messages as far as these are known.
+    spans of their delayed messages as far as these are known. Incomplete messages expire at these
+    times only by the ``expire_after_ms`` that is given.
     """
 
     times_ms: dict[str, int] = field(default_factory=dict)
     due_spans: dict[str, list[DueSpan]] = field(default_factory=dict)
+    expire_after_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def _read_extended(folder: Place, batch_id: int | None) -> WakeupTimes | None:
                     f"the checkpoint does not say when the delayed messages of {min(unknown)} are "
                     "due; run the pipeline: its next micro-batches count them"
                 )
-            return WakeupTimes(times_ms, {name: due_spans[name] for name in times_ms})
+            return replace(newest.wakeups, due_spans={name: due_spans[name] for name in times_ms})
         if batch_id is None or file.extends >= batch_id:
             raise OffsetError(
                 f"the wake-up times of micro-batch {batch_id} extend the times of {file.extends}; "
@@ -174,7 +176,13 @@ def save_wakeup_times(
         OSError: it cannot be written.
     """
     due = {name: [_numbers(span) for span in spans] for name, spans in wakeups.due_spans.items()}
-    fields = {"version": VERSION, "extends": extends, "wakes": wakeups.times_ms, "due": due}
+    fields = {
+        "version": VERSION,
+        "extends": extends,
+        "expire_after_ms": wakeups.expire_after_ms,
+        "wakes": wakeups.times_ms,
+        "due": due,
+    }
     digest = _digest(save_json(folder / _name(batch_id), fields))
     if extends is not None:
         return digest
@@ -210,7 +218,7 @@ def _names(folder: Place) -> list[str]:
 
 
 def _times_ms(fields: dict[str, Any]) -> dict[str, int]:
-    wakes, _, _ = exactly(fields, "wakes", "due", "extends")
+    wakes, *_ = exactly(fields, "wakes", "due", "extends", "expire_after_ms")
     times_ms: dict[str, int] = stored(dict[str, int], wakes)
     return times_ms
 
@@ -222,5 +230,6 @@ def _file(fields: dict[str, Any]) -> WakeupFile:
         if not 0 <= span.first_ms <= MAX_TIME_MS or span.length_ms < 1:
             raise ValueError(f"{span} is no span")
     return WakeupFile(
-        WakeupTimes(_times_ms(fields), due_spans), stored(int | None, fields["extends"])
+        WakeupTimes(_times_ms(fields), due_spans, stored(int, fields["expire_after_ms"])),
+        stored(int | None, fields["extends"]),
     )
