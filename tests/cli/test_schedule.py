@@ -111,6 +111,19 @@ def test_of_an_id_that_waits_on_several_topics_one_has_to_be_named(
     assert "default/u" in capsys.readouterr().out
 
 
+def test_an_id_that_waits_on_a_partition_is_found_by_the_name_of_it_and_of_its_topic(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = TopicPartition("persistent://public/default/t", 3)
+    options = rescheduling(monkeypatch, [WaitingEntry(source, LATER_MS, entry())])
+    for options.topic in ("t", "t-partition-3"):
+        assert schedule._reschedule(options) == 0
+        assert "default/t-partition-3" in capsys.readouterr().out
+    options.topic = "t-partition-2"
+    with pytest.raises(UsageError, match="no message with the id a waits"):
+        schedule._reschedule(options)
+
+
 def test_an_error_names_the_options_and_not_the_properties_that_they_set() -> None:
     said = [
         schedule._with_option_names(f"the schedule is refused: {message}")

@@ -125,7 +125,7 @@ def _add_reschedule(commands: Commands) -> None:
 
 
 def _reschedule(options: argparse.Namespace) -> int:
-    from ledgerlake.client.topics import full_name, join_partition
+    from ledgerlake.client.topics import TopicSelection, full_name, join_partition
     from ledgerlake.inspect.delayed_messages import scheduled_entries
     from ledgerlake.options.config import load_config
     from ledgerlake.publish.effects import check_delays
@@ -140,9 +140,14 @@ def _reschedule(options: argparse.Namespace) -> int:
     config = load_config(options.config)
     check_delays(config)
     spark = start_spark(f"ledgerlake reschedule {config.stream.name}", config, options)
-    wanted = None if options.topic is None else full_name(options.topic)
     found = scheduled_entries(spark, config, options.id)
-    entries = [waiting for waiting in found if wanted in (None, waiting.source.topic)]
+    selected = None if options.topic is None else TopicSelection((full_name(options.topic),))
+    entries = [
+        waiting
+        for waiting in found
+        if selected is None
+        or selected.includes(join_partition(waiting.source.topic, waiting.source.partition))
+    ]
     if not entries:
         raise UsageError(
             f"no message with the id {options.id} waits in the checkpoint whose content is known "

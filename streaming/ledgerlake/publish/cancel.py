@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.missing_topics import find_topic_partitions
-from ledgerlake.client.topics import full_name, split_partition
+from ledgerlake.client.topics import TopicSelection, full_name
 from ledgerlake.errors import UsageError
 from ledgerlake.publish.each_partition import send_to_each
 from ledgerlake.publish.effects import check_reads
@@ -48,7 +48,8 @@ def cancel(
     try:
         names = find_topic_partitions(cluster, options.topics)
         if topic is not None:
-            names = [name for name in names if full_name(topic) in (name, split_partition(name)[0])]
+            selected = TopicSelection((full_name(topic),))
+            names = list(filter(selected.includes, names))
         if topic is not None and not names:
             raise UsageError(
                 f"the configuration reads no topic partition of {topic} that is there; correct "
