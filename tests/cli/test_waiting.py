@@ -21,6 +21,7 @@ def test_what_senders_wrote_is_printed_on_one_line_without_control_characters(
         "partition": 0,
         "message_id": "1:1",
         "key": "k\r",
+        "key_bytes": None,
         "properties": properties,
         "may_be_cancelled": True,
     }

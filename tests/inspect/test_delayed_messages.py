@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
+import base64
+from typing import Any
 
-from ledgerlake.decode.messages import TopicPartition
+import pyarrow as pa
+import pytest
+
+from ledgerlake.decode.messages import WHOLE_BATCH, TopicPartition
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.bucket import Bucket, IndexRecord
 from ledgerlake.delay.segment import INDEX_SCHEMA, index_rows
 from ledgerlake.delay.snapshot import segment_to_bytes
 from ledgerlake.inspect.delayed_messages import _Decoder
+from ledgerlake.operators.schedule_events import Scheduled, ScheduleEvents
+from ledgerlake.operators.scheduled import find_in_frames
 from ledgerlake.options.source_options import parse_options
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.reasons import REPLACED
 from ledgerlake.schedules.cancels import Cancel, Cancels
-from ledgerlake.schedules.schedules import REPEATING, MarkedPositions, Pauses
+from ledgerlake.schedules.schedules import REPEATING, SCHEDULED, MarkedPositions, Pauses
 from ledgerlake.wire import commands
 from ledgerlake.wire.message_id import Position
 from tests.encryption import encrypted
@@ -126,6 +133,7 @@ def test_of_a_message_that_repeats_the_next_occurrence_is_listed_and_its_entry_i
     decoder = _Decoder(
         {SOURCE: IndexRecord([bucket])}, {SOURCE: (cancels, marked, Pauses())}, decoding, 7000
     )
+    marked.mark(Position(7, 2), SCHEDULED)
     rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
     listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
     assert sorted((row["deliver_at"].timestamp(), row["value"]) for row in listed) == [
@@ -135,13 +143,18 @@ def test_of_a_message_that_repeats_the_next_occurrence_is_listed_and_its_entry_i
     (found,) = decoder.entries(SOURCE, rows, "a")
     assert found["entry"].to_pylist() == list(entries_of(frames[0]).values())
     assert found["due_ms"].to_pylist() == [5000]
+    # One that was ended delivers only what was due before.
+    assert list(decoder.entries(SOURCE, rows, "a", {(SOURCE, Position(7, 1))})) == []
 
 
 def test_an_entry_that_a_cancel_by_key_or_message_id_hits_is_not_found_by_its_id() -> None:
     decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
     cancels = Cancels([Cancel("id", "7:1", Position(7, 9), 100, 10**9)])
+    marked = MarkedPositions()
+    for number in (1, 2):
+        marked.mark(Position(7, number), SCHEDULED)
     decoder = _Decoder(
-        {SOURCE: IndexRecord()}, {SOURCE: (cancels, MarkedPositions(), Pauses())}, decoding, 7000
+        {SOURCE: IndexRecord()}, {SOURCE: (cancels, marked, Pauses())}, decoding, 7000
     )
     rows = index_rows(
         [(5000, 7, 1), (5000, 7, 2)], [frame(number, 5000, schedule="a") for number in (1, 2)]
@@ -150,3 +163,86 @@ def test_an_entry_that_a_cancel_by_key_or_message_id_hits_is_not_found_by_its_id
         row["entry"] for batch in decoder.entries(SOURCE, rows, "a") for row in batch.to_pylist()
     ]
     assert found == list(entries_of(frame(2, 5000, schedule="a")).values())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pb.KeyValue(key="ledgerlake.occurrence", value="1"),
+        pb.KeyValue(key="ledgerlake.schedule", value="b"),
+    ],
+    ids=["a delivered copy", "another id"],
+)
+def test_what_does_not_wait_under_an_id_is_not_found_by_it(other: pb.KeyValue) -> None:
+    """A delivered copy may wait too, if its consumer puts it off. So the stage decides, which
+    marks what waits under an id, and not the property.
+    """
+    properties = [pb.KeyValue(key="ledgerlake.schedule", value="a"), other]
+    entry = single(b"v", deliver_at_time=5000, properties=properties)
+    frames = memoryview(commands.message(0, 7, 1, entry))
+    events = ScheduleEvents(10)
+    find_in_frames(frames, WHOLE_BATCH, events)
+    marked = MarkedPositions()
+    for event in events.in_order(lambda _: 0):
+        assert isinstance(event, Scheduled)
+        marked.mark(event.position, SCHEDULED)
+    rows = index_rows([(5000, 7, 1)], [bytes(frames)])
+    assert list(_decoder(marked=marked).entries(SOURCE, rows, "a")) == []
+    assert _listed(rows, _decoder(marked=marked), schedule_id="a") == []
+
+
+def test_a_binary_key_is_asked_for_by_its_base64_text_as_a_cancel_names_it() -> None:
+    text = base64.b64encode(b"\x00\x01k").decode()
+    entries = [
+        single(b"v", deliver_at_time=5000, partition_key=text, partition_key_b64_encoded=True),
+        single(b"v", deliver_at_time=5000, partition_key="other"),
+        single(b"v", deliver_at_time=5000),
+    ]
+    frames = [commands.message(0, 7, number, entry) for number, entry in enumerate(entries, 1)]
+    rows = index_rows([(5000, 7, number) for number in (1, 2, 3)], frames)
+    (found,) = _listed(rows, key=text)
+    assert (found["message_id"], found["is_known"]) == ("7:1", True)
+    hits = Cancels([Cancel("key", text, Position(7, 9), 100, 10**9)])
+    assert [row["message_id"] for row in _listed(rows, _decoder(hits))] == ["7:2", "7:3"]
+
+
+def test_a_message_that_is_not_known_here_may_be_what_is_asked_for() -> None:
+    """The key and the properties of an encrypted message are in its metadata, unless it is a
+    batch.
+    """
+    marked = MarkedPositions()
+    marked.mark(Position(7, 1), SCHEDULED)
+    marked.mark(Position(7, 3), SCHEDULED)
+    properties = [pb.KeyValue(key="ledgerlake.schedule", value="a")]
+    secret = single(b"v", deliver_at_time=5000, partition_key="k", properties=properties)
+    frames = [None, None, commands.message(0, 7, 3, encrypted(secret, "theirs"))]
+    columns = [pa.array(column) for column in ([5000] * 3, [7] * 3, [1, 2, 3])]
+    rows = pa.RecordBatch.from_arrays([*columns, pa.array(frames, pa.binary())], INDEX_SCHEMA.names)
+
+    def found(**asked: str) -> list[tuple[str, bool]]:
+        return [
+            (row["message_id"], row["is_known"])
+            for row in _listed(rows, _decoder(marked=marked), **asked)
+        ]
+
+    assert found() == [("7:1", False), ("7:2", False), ("7:3", True)]
+    assert found(key="k") == [("7:1", False), ("7:2", False), ("7:3", True)]
+    assert found(key="l") == [("7:1", False), ("7:2", False)]
+    assert found(schedule_id="a") == [("7:1", False), ("7:3", True)]
+    assert found(schedule_id="b") == [("7:1", False)]
+
+
+def _decoder(cancels: Cancels | None = None, marked: MarkedPositions | None = None) -> _Decoder:
+    """A decoder without the keys that decrypt messages."""
+    controls = (cancels or Cancels(), marked or MarkedPositions(), Pauses())
+    decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
+    return _Decoder({SOURCE: IndexRecord()}, {SOURCE: controls}, decoding, 7000)
+
+
+def _listed(
+    rows: pa.RecordBatch, decoder: _Decoder | None = None, **asked: str
+) -> list[dict[str, Any]]:
+    """The messages of rows, in order."""
+    batches = (decoder or _decoder()).messages(SOURCE, rows, **asked)
+    found = [row for batch in batches for row in batch.to_pylist()]
+    return sorted(found, key=lambda row: str(row["message_id"]))

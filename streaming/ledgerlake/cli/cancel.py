@@ -25,7 +25,9 @@ def add(commands: Commands) -> None:
     command.add_argument("config", metavar="CONFIG", help="the TOML file")
     target = command.add_mutually_exclusive_group(required=True)
     target.add_argument("--id", help="the message's id, such as 12:345")
-    target.add_argument("--key", help="every waiting message with this key")
+    target.add_argument(
+        "--key", help="every waiting message with this key; of a binary key its base64 text"
+    )
     target.add_argument(
         "--schedule", metavar="ID", help="the waiting message of the schedule with this id"
     )

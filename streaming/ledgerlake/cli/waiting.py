@@ -24,6 +24,7 @@ _SHOWN = (
     "ledger_id",
     "entry_id",
     "key",
+    "key_bytes",
     "properties",
     "may_be_cancelled",
 )
@@ -42,7 +43,9 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--due-before", metavar="TIME", help="only messages that are due before that ISO time"
     )
-    command.add_argument("--key", help="only messages with that key")
+    command.add_argument(
+        "--key", help="only messages with that key; of a binary key its base64 text"
+    )
     command.add_argument(
         "--schedule", metavar="ID", help="only the message of the schedule with that id"
     )
@@ -69,22 +72,23 @@ def _waiting(options: argparse.Namespace) -> int:
     from ledgerlake.wire.message_id import Position
     from ledgerlake.wire.schedules import SCHEDULE_PROPERTY
 
-    rows = waiting(spark, config, due_before_ms, options.schedule)
-    if options.key is not None:
-        rows = rows.where(rows.key == options.key)
+    rows = waiting(spark, config, due_before_ms, options.schedule, options.key)
+    asks_content = options.key is not None or options.schedule is not None
+    unknown = rows.where("not is_known").count() if asks_content else 0
+    if asks_content:
+        rows = rows.where("is_known")
     order = ("deliver_at", "topic", "partition", "ledger_id", "entry_id", "batch_index")
     listed = [
         row.asDict() for row in rows.orderBy(*order).select(*_SHOWN).limit(options.count).collect()
     ]
     if not listed:
-        is_filtered = (
-            options.key is not None
-            or options.due_before is not None
-            or options.schedule is not None
-        )
+        is_filtered = asks_content or options.due_before is not None
         which = "no such message" if is_filtered else "no message"
+        known = " is known that" if unknown else ""
         # It may not have read the newest messages yet.
-        print(f"{which} waits, as of the pipeline's last micro-batch", file=sys.stderr)
+        print(f"{which}{known} waits, as of the pipeline's last micro-batch", file=sys.stderr)
+    if unknown:
+        print(_not_known(unknown), file=sys.stderr)
     ids = {str((row["properties"] or {}).get(SCHEDULE_PROPERTY, "")) for row in listed} - {""}
     pauses_ms = paused_since_ms(spark, config, ids) if ids else {}
     for row in listed:
@@ -94,20 +98,31 @@ def _waiting(options: argparse.Namespace) -> int:
     return 0
 
 
+def _not_known(count: int) -> str:
+    """Say how many messages wait that may be the ones that are asked for."""
+    messages, they = ("message", "it") if count == 1 else ("messages", "some of them")
+    return (
+        f"the checkpoint does not have the key and the properties of {count:,} {messages} that "
+        f"may wait too, and {they} may be what is asked for"
+    )
+
+
 def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) -> None:
     from ledgerlake.client.topics import join_partition
     from ledgerlake.runtime.guarded_output import printable
+    from ledgerlake.schedules.cancel_messages import key_text
     from ledgerlake.stored.offsets import moment_text, time_text
 
     due = moment_text(row["deliver_at"])
     paused_since = None if paused_since_ms is None else time_text(paused_since_ms)
     topic = join_partition(row["topic"], row["partition"])
+    own_key = key_text(row["key"], row["key_bytes"])
     if as_json:
         shown = {
             "deliver_at": due,
             "topic": topic,
             "message_id": row["message_id"],
-            "key": row["key"],
+            "key": own_key,
             "may_be_cancelled": row["may_be_cancelled"],
         }
         print(
@@ -118,7 +133,7 @@ def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) 
         return
     paused = "" if paused_since is None else f"  paused since {paused_since}"
     properties = " ".join(f"{name}={value}" for name, value in (row["properties"] or {}).items())
-    key = "" if row["key"] is None else f"  key {row['key']}"
+    key = "" if own_key is None else f"  key {own_key}"
     cancelled = "  a cancel by key may hit it" if row["may_be_cancelled"] else ""
     print(
         printable(

@@ -5,11 +5,17 @@ the buckets (see ``operators.bucket_storage``), so memory is bounded however man
 Messages that were cancelled or replaced are left out.
 
 Rows have the columns of messages, without those that are known only at delivery. A message that
-repeats has the time of its next occurrence in ``deliver_at``. If the bytes of a
-message are not in its bucket, because it is large, was cut in two by a range, or stays in the topic
-(``payloads = "reread"``), only its position and its time are known; of a large message it is the
-position of the last chunk. Its key is not known, so a cancel by key may hit it or not, and
+repeats has the time of its next occurrence in ``deliver_at``. A message whose payload cannot be
+read here, for example without the key that decrypts it, has no value; the rest is in its metadata.
+
+If the bytes of a message are not in its bucket, because it is large, was cut in two by a range, or
+stays in the topic (``payloads = "reread"``), only its position and its time are known, and
+``is_known`` is false; of a large message it is the position of the last chunk. So it is for a batch
+whose payload cannot be read. The key is not known, so a cancel by key may hit it or not, and
 ``may_be_cancelled`` says whether there is such a cancel.
+
+A message waits under an id only if its position is marked so (``schedules.schedules``): the copy of
+a delivered message has the property too, and is no schedule.
 """
 
 from __future__ import annotations
@@ -23,24 +29,28 @@ import pyarrow.compute as pc
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
+from ledgerlake.decode.reference import unread_row
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.segment import key_columns
 from ledgerlake.delay.snapshot import segment_from_bytes
 from ledgerlake.delay.storage import METADATA
+from ledgerlake.errors import CorruptEntryError
 from ledgerlake.inspect.delayed_counts import stored_cancels, stored_records
+from ledgerlake.inspect.schedule_pauses import ended_repetitions
 from ledgerlake.inspect.stored_state import last_batch, read_state
 from ledgerlake.operators.bucket_folders import open_folder
 from ledgerlake.operators.bucket_storage import segments_of_block
 from ledgerlake.operators.cancelled import cancelled_rows, is_entry_cancelled
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.schedules.cancel_messages import key_texts
 from ledgerlake.schedules.cancels import Cancels
-from ledgerlake.schedules.schedules import REASONS, REPEATING, MarkedPositions, Pauses
+from ledgerlake.schedules.schedules import REASONS, REPEATING, SCHEDULED, MarkedPositions, Pauses
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.schedules import SCHEDULE_PROPERTY, properties_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -51,7 +61,7 @@ if TYPE_CHECKING:
 
 _UNKNOWN_YET = ("late", "delivered_at")
 _COLUMNS = [field for field in schema.MESSAGES if field.name not in _UNKNOWN_YET]
-WAITING = pa.schema([*_COLUMNS, ("may_be_cancelled", pa.bool_())])
+WAITING = pa.schema([*_COLUMNS, ("is_known", pa.bool_()), ("may_be_cancelled", pa.bool_())])
 
 _ENTRIES = pa.schema(
     [
@@ -78,37 +88,43 @@ def waiting(
     config: Config,
     due_before_ms: int | None = None,
     schedule_id: str | None = None,
+    key: str | None = None,
 ) -> DataFrame:
     """Return the delayed messages that wait, in no order.
 
     Args:
-        due_before_ms: only those that are due before that time.
-        schedule_id: only that of the schedule with this id, if its properties are known.
+        due_before_ms: only messages that are due before that time.
+        schedule_id: only the message that waits under this id, and messages that are not known
+            here and wait under some id.
+        key: only messages with this key (``key_text``), and messages that are not known here.
 
     Raises:
         SetupError: there is no checkpoint of a pipeline that has run.
         OffsetError: a newer release wrote it.
     """
     until_ms = _LARGEST_MS if due_before_ms is None else due_before_ms
-    messages = _of_state(spark, config, until_ms, _Decoder.messages, WAITING)
-    return (
-        messages
-        if schedule_id is None
-        else messages.where(messages.properties[SCHEDULE_PROPERTY] == schedule_id)
-    )
-
-
-def scheduled_entries(spark: SparkSession, config: Config, schedule_id: str) -> list[WaitingEntry]:
-    """Return the entries that wait under an id, without those whose bytes are not in a bucket.
-
-    Raises:
-        As ``waiting``.
-    """
 
     def find(
         decoder: _Decoder, source: TopicPartition, segment: pa.RecordBatch
     ) -> Iterator[pa.RecordBatch]:
-        return decoder.entries(source, segment, schedule_id)
+        return decoder.messages(source, segment, schedule_id, key)
+
+    return _of_state(spark, config, until_ms, find, WAITING)
+
+
+def scheduled_entries(spark: SparkSession, config: Config, schedule_id: str) -> list[WaitingEntry]:
+    """Return the entries that wait under an id. An entry is left out if its bytes are not in a
+    bucket, or if it repeats and was ended: only occurrences that were due before are delivered.
+
+    Raises:
+        As ``waiting``.
+    """
+    ended = ended_repetitions(spark, config, schedule_id)
+
+    def find(
+        decoder: _Decoder, source: TopicPartition, segment: pa.RecordBatch
+    ) -> Iterator[pa.RecordBatch]:
+        return decoder.entries(source, segment, schedule_id, ended)
 
     rows = _of_state(spark, config, _LARGEST_MS, find, _ENTRIES).collect()
     return [
@@ -237,27 +253,42 @@ class _Decoder:
         is_ended = self._marked(source).are_marked(*key_columns(segment)[1:], REASONS)
         return segment.filter(pa.array(~is_ended))
 
-    def messages(self, source: TopicPartition, segment: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of ``WAITING`` of a segment."""
+    def messages(
+        self,
+        source: TopicPartition,
+        segment: pa.RecordBatch,
+        schedule_id: str | None = None,
+        key: str | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of ``WAITING`` of a segment; see ``waiting``."""
+        if schedule_id is not None:
+            segment = self._under_ids(source, segment)
         cancels = self.cancels[source][0] if source in self.cancels else Cancels()
         next_ms = _next_ms(segment, self._marked(source))
         has_frame = segment.column(3).is_valid()
         yield from _positions(source, segment.filter(pc.invert(has_frame)), cancels)
         frames = b"".join(segment.column(3).drop_null().to_pylist())
         for decoded in decode_bundle(frames, source, **self.decoding) if frames else ():
-            messages, repeating = _apart(_known(decoded.messages), next_ms)
-            messages = messages.filter(pa.array(~cancelled_rows(messages, cancels)))
-            yield from (rows for rows in (messages, repeating) if rows.num_rows)
-            undecoded = _undecoded(segment, decoded.rejects, cancels)
-            yield from _positions(source, undecoded, Cancels())
+            unread, unknown = _unread(source, decoded.rejects)
+            for found in (decoded.messages, unread):
+                messages, repeating = _apart(_known(found), next_ms)
+                messages = messages.filter(pa.array(~cancelled_rows(messages, cancels)))
+                for rows in (messages, repeating):
+                    yield from _asked_for(rows, schedule_id, key)
+            yield from _positions(source, _at(segment, unknown), cancels)
 
     def entries(
-        self, source: TopicPartition, segment: pa.RecordBatch, schedule_id: str
+        self,
+        source: TopicPartition,
+        segment: pa.RecordBatch,
+        schedule_id: str,
+        ended: Container[tuple[TopicPartition, Position]] = (),
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of ``_ENTRIES`` of a segment whose entries have an id and were not
-        cancelled.
+        """Yield the rows of ``_ENTRIES`` of a segment whose entries wait under an id and were
+        neither ended nor cancelled.
         """
         cancels = self.cancels[source][0] if source in self.cancels else Cancels()
+        segment = self._under_ids(source, segment)
         for due_ms, frame in zip(
             segment.column(0).to_pylist(), segment.column(3).to_pylist(), strict=True
         ):
@@ -265,7 +296,9 @@ class _Decoder:
                 continue
             for position, entry in entries_of(frame).items():
                 metadata = peek_metadata(memoryview(entry))
-                if properties_of(metadata).get(SCHEDULE_PROPERTY) != schedule_id:
+                if properties_of(metadata)[SCHEDULE_PROPERTY] != schedule_id:
+                    continue
+                if (source, position) in ended:
                     continue
                 # Only its id ends a message that repeats.
                 repeats = self._marked(source).has(position, REPEATING)
@@ -274,6 +307,13 @@ class _Decoder:
                     yield pa.RecordBatch.from_pylist(
                         [dict(zip(_ENTRIES.names, row, strict=True))], schema=_ENTRIES
                     )
+
+    def _under_ids(self, source: TopicPartition, segment: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of a segment that wait under an id."""
+        ids = key_columns(segment)[1:]
+        return segment.filter(
+            pa.array(self._marked(source).are_marked(*ids, (SCHEDULED, REPEATING)))
+        )
 
     def _marked(self, source: TopicPartition) -> MarkedPositions:
         return self.cancels[source][1] if source in self.cancels else MarkedPositions()
@@ -289,8 +329,21 @@ def _next_ms(segment: pa.RecordBatch, marked: MarkedPositions) -> dict[tuple[int
 def _known(messages: pa.RecordBatch) -> pa.RecordBatch:
     """Return the rows of messages whose keys are known."""
     columns = [messages[field.name] for field in _COLUMNS]
-    never = pa.repeat(pa.scalar(False), messages.num_rows)
-    return pa.RecordBatch.from_arrays([*columns, never], schema=WAITING)
+    columns += [pa.repeat(pa.scalar(is_so), messages.num_rows) for is_so in (True, False)]
+    return pa.RecordBatch.from_arrays(columns, schema=WAITING)
+
+
+def _asked_for(
+    rows: pa.RecordBatch, schedule_id: str | None, key: str | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of known messages that have an id and a key, if these are given."""
+    if schedule_id is not None:
+        own_ids = pc.map_lookup(rows["properties"], SCHEDULE_PROPERTY, "last")
+        rows = rows.filter(pc.equal(own_ids, schedule_id))
+    if key is not None:
+        rows = rows.filter(pc.equal(key_texts(rows), key))
+    if rows.num_rows:
+        yield rows
 
 
 def _apart(
@@ -311,21 +364,33 @@ def _apart(
     return messages.filter(pc.invert(repeats)), repeating
 
 
-def _undecoded(
-    segment: pa.RecordBatch, rejects: pa.RecordBatch, cancels: Cancels
-) -> pa.RecordBatch:
-    """Return the rows of a segment whose entries are rejects here, for example without their key,
-    and are not cancelled. They may be messages where the pipeline runs.
+def _unread(
+    source: TopicPartition, rejects: pa.RecordBatch
+) -> tuple[pa.RecordBatch, set[Position]]:
+    """Return the entries that are rejects here, for example without the key that decrypts them, and
+    may be messages where the pipeline runs: the messages that their metadata tells, without values,
+    and the positions of the others.
     """
-    placed = [
-        (Position(row["ledger_id"], row["entry_id"]), row["entry"]) for row in rejects.to_pylist()
-    ]
-    found = {
-        position for position, entry in placed if not is_entry_cancelled(entry, position, cancels)
-    }
+    told: list[dict[str, Any]] = []
+    others: set[Position] = set()
+    columns = (rejects[name].to_pylist() for name in ("ledger_id", "entry_id", "entry"))
+    for ledger_id, entry_id, entry in zip(*columns, strict=True):
+        try:
+            row = unread_row(memoryview(entry), ledger_id, entry_id)
+        except CorruptEntryError:
+            row = None
+        if row is None:
+            others.add(Position(ledger_id, entry_id))
+        else:
+            told.append({**row, "topic": source.topic, "partition": source.partition})
+    return pa.RecordBatch.from_pylist(told, schema=schema.MESSAGES), others
+
+
+def _at(segment: pa.RecordBatch, positions: set[Position]) -> pa.RecordBatch:
+    """Return the rows of a segment that stand at some positions."""
     _, ledger_ids, entry_ids = (column.tolist() for column in key_columns(segment))
     places = map(Position, ledger_ids, entry_ids)
-    return segment.filter(pa.array([place in found for place in places], pa.bool_()))
+    return segment.filter(pa.array([place in positions for place in places], pa.bool_()))
 
 
 def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
@@ -351,6 +416,7 @@ def _positions(
             "entry_id": entry_id,
             "batch_index": -1,
             "deliver_at": time_ms * 1000,
+            "is_known": False,
             "may_be_cancelled": cancels.may_hit(Position(ledger_id, entry_id), time_ms),
         }
         for time_ms, ledger_id, entry_id in zip(due_ms, ledger_ids, entry_ids, strict=True)

@@ -1,5 +1,5 @@
-"""Which of the messages that repeat are paused, in a pipeline's state, as of its last committed
-batch.
+"""Which of the messages that repeat are paused, and which ones were ended, in a pipeline's state,
+as of its last committed batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ledgerlake.inspect.stored_state import last_batch, read_state
 from ledgerlake.schedules.schedules import waiting_from_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -39,15 +39,39 @@ def paused_since_ms(
         source: pauses.since_ms
         for source, (_, _, pauses) in stored_cancels(spark, config, batch_id).items()
     }
-    repeating = read_state(spark, config, "schedules", batch_id)
     since_ms: dict[tuple[TopicPartition, Position], int] = {}
-    for row in repeating.where(
-        f.col("user_map_key.schedule_id").isin(list(schedule_ids))
-    ).collect():
-        source, messages = source_of(row), waiting_from_json(row.user_map_value["messages"])
+    for source, messages in _repeating(spark, config, batch_id, schedule_ids):
         paused = paused_messages(messages, of_all.get(source))
         since_ms |= {(source, position): time_ms for position, time_ms in paused.items()}
     return since_ms
+
+
+def ended_repetitions(
+    spark: SparkSession, config: Config, schedule_id: str
+) -> set[tuple[TopicPartition, Position]]:
+    """Return the messages of an id that repeat and were ended by a cancel or another message, while
+    an occurrence waits that was due before.
+
+    Raises:
+        As ``paused_since_ms``.
+    """
+    return {
+        (source, message.position)
+        for source, messages in _repeating(spark, config, last_batch(config), [schedule_id])
+        for message in messages
+        if message.repeating is not None and message.repeating.ends_ms is not None
+    }
+
+
+def _repeating(
+    spark: SparkSession, config: Config, batch_id: int | None, schedule_ids: Collection[str]
+) -> Iterator[tuple[TopicPartition, list[ScheduledMessage]]]:
+    """Yield the messages of some ids that repeat, with their topic partition."""
+    rows = read_state(spark, config, "schedules", batch_id).where(
+        f.col("user_map_key.schedule_id").isin(list(schedule_ids))
+    )
+    for row in rows.collect():
+        yield source_of(row), waiting_from_json(row.user_map_value["messages"])
 
 
 def paused_messages(
