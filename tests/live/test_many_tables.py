@@ -458,7 +458,7 @@ def test_a_clustered_table_is_so_for_spark_too_and_the_stream_goes_on_after_its_
         [sale(number) for number in range(36, 40)],
         batching_enabled=False,
     )
-    run_once(spark, data)
+    assert verify(run_once(spark, data)).clean
     assert sorted(row["id"] for row in rows_of(tmp_path, "t")) == list(range(40))
     assert spark.read.format("delta").load(path).where("country = 'de'").count() == len(
         range(0, 40, 3)

@@ -58,11 +58,21 @@ OrderKey = tuple[int, ...]
 @dataclass(frozen=True)
 class TableFile:
     """A file of a table. Rows have an order in each ``place``: a partition of the table, or a
-    clustered file.
+    clustered file. It is None of a file that another writer made, by its name: a commit of Delta's
+    ``OPTIMIZE``, ``UPDATE`` or ``MERGE`` keeps no order.
     """
 
-    place: str
+    place: str | None
     path: str
+
+    @classmethod
+    def of(cls, partition: object, path: str) -> TableFile:
+        """Return the file at a path, in a partition of the table."""
+        name = path.rpartition("/")[2]
+        if not is_own_file(name):
+            return cls(None, path)
+        # The files of one merge divide its rows, so they have no order among themselves.
+        return cls(f"{partition} {name if name.startswith(CLUSTERED_PREFIX) else ''}", path)
 
 
 class TableRows:
@@ -84,8 +94,7 @@ class TableRows:
             names = [name for name in actions.column_names if name.startswith("partition.")]
             partitions = actions.select([*names, "path"]).drop(["path"]).to_pylist()
             self._files = [
-                # The files of one merge divide its rows, so they have no order among themselves.
-                TableFile(f"{partition} {path if path.startswith(CLUSTERED_PREFIX) else ''}", path)
+                TableFile.of(partition, path)
                 for partition, path in zip(partitions, paths, strict=True)
             ]
             self._live = live_rows(table)
@@ -191,7 +200,7 @@ def _as_streams(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _by_file(rows: pa.Table, names: list[str]) -> Iterator[tuple[TableFile, pa.Table]]:
     """Yield the rows of each file and partition of the table, which follow each other."""
     for of_file in _by_values(rows, ["of_partition", "file_path"]):
-        file = TableFile(of_file["of_partition"][0].as_py(), of_file["file_path"][0].as_py())
+        file = TableFile.of(of_file["of_partition"][0].as_py(), of_file["file_path"][0].as_py())
         yield file, of_file.select(names)
 
 

@@ -28,7 +28,8 @@ incomplete large messages.
     duplicate      rows beyond the first of one position in a table, but for the occurrences of a
                    message that repeats
     out_of_order   rows that come after a later one, inside a file, or, by their times, in a file
-                   whose range overlaps another's (rows marked ``late`` are not counted)
+                   whose range overlaps another's (rows marked ``late`` are not counted, nor are
+                   those in files of other writers, such as Delta's ``OPTIMIZE``)
     not_checked    rows before the first message that the topic still has, or before the start of
                    the checkpoint; a later row without a message is not found. And large messages
                    whose last chunk the topic has and whose first chunk it may have had
@@ -301,7 +302,8 @@ class _Comparison:
         order = RowOrder()
         for file, partition, rows in self._rows(table):
             if table in partition.tables.groups:
-                order.add((file.place, partition.number), file, rows)
+                if file.place is not None:
+                    order.add((file.place, partition.number), file, rows)
                 self._take_rows(partition, number, partition.tables.groups[table], rows)
         self._verdict.out_of_order += order.descents
         overlaps = order.overlaps()
