@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import StreamingQueryException
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.topics import TopicSelection
@@ -393,6 +394,56 @@ def test_a_full_disk_is_told_with_what_to_do() -> None:
     message = cause_of(RuntimeError(text)).message
     assert "[Errno 28] No space left on device" in message
     assert "make room on the disks" in message
+
+
+class EndedQuery:
+    """A query that has ended, with or without an error; to stop it makes it fail anew."""
+
+    isActive = False
+
+    def __init__(self, error: str | None) -> None:
+        self.error = error
+
+    def exception(self) -> Exception | None:
+        return None if self.error is None else StreamingQueryException(self.error)
+
+    def stop(self) -> None:
+        self.error = self.error or "java.lang.InterruptedException"
+
+    def awaitTermination(self, timeout: float | None = None) -> bool:
+        if self.error is not None:
+            raise StreamingQueryException(self.error)
+        return True
+
+
+def with_query(folder: Path, query: EndedQuery) -> Pipeline:
+    data = {
+        "source": {"service_url": "pulsar://nowhere:1", "topics": ["a"]},
+        "stream": {"name": "orders", "checkpoint": str(folder / "checkpoint")},
+        "delta": {"path": str(folder / "messages")},
+    }
+    pipeline = Pipeline(SimpleNamespace(), parse_config(data))
+    pipeline.query = query
+    return pipeline
+
+
+def test_a_query_that_failed_before_the_stop_is_an_error_of_the_stop_and_of_the_wait_after_it(
+    tmp_path: Path,
+) -> None:
+    full = "[STREAM_FAILED] OSError: [Errno 28] No space left on device"
+    with closing(with_query(tmp_path, EndedQuery(full))) as pipeline:
+        for end in (pipeline.stop, pipeline.wait, pipeline.stop):
+            with pytest.raises(SetupError, match="No space left on device; make room"):
+                end()
+
+
+@pytest.mark.parametrize(
+    "error", [None, "PythonException: ledgerlake.pipeline.batches._StoppedError"]
+)
+def test_what_fails_by_the_stop_is_no_error(tmp_path: Path, error: str | None) -> None:
+    with closing(with_query(tmp_path, EndedQuery(error))) as pipeline:
+        pipeline.stop()
+        assert pipeline.wait()
 
 
 @pytest.mark.parametrize(

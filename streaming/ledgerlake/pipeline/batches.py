@@ -164,3 +164,10 @@ def _query_id(batch: DataFrame) -> str:
 
 class _StoppedError(Exception):
     """A micro-batch that came after the stop; it was not begun."""
+
+
+def is_of_stop(error: BaseException) -> bool:
+    """Return whether a query failed only because a micro-batch came after the stop. Spark passes
+    the error on as text.
+    """
+    return _StoppedError.__name__ in str(error)

@@ -26,11 +26,11 @@ from ledgerlake.errors import BrokerError, LedgerlakeError, UsageError
 from ledgerlake.operators.stateful import set_up_state
 from ledgerlake.options.config import Config
 from ledgerlake.pipeline.batch_ends import last_run
-from ledgerlake.pipeline.batches import BatchWriter
+from ledgerlake.pipeline.batches import BatchWriter, is_of_stop
 from ledgerlake.pipeline.checkpoint import as_option
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.components import make_components
-from ledgerlake.pipeline.failures import cause_of, own_error
+from ledgerlake.pipeline.failures import cause_of
 from ledgerlake.pipeline.iceberg import IcebergTables
 from ledgerlake.pipeline.left_topics import known_topic_partitions
 from ledgerlake.pipeline.plan import plan
@@ -122,6 +122,8 @@ class Pipeline:
             config.stream.name, self._components, self._stopping, self._after_batch
         )
         self._failure: LedgerlakeError | None = None
+        # ``stop`` has told Spark to end, which makes what runs there fail.
+        self._is_interrupted = False
         self._has_finished = False
         self.delayed_since_earlier: dict[str, list[DueSpan]] = {}
         self._delayed_counts: dict[str, int] = {}
@@ -284,12 +286,8 @@ class Pipeline:
                 else self.query.awaitTermination()
             )
         except (StreamingQueryException, Py4JError) as error:
-            if self._failure is not None:
-                raise self._failure from None
-            if not self._stopping.is_set():
-                raise cause_of(error) from None
-            self._raise_own(error)
-            return True
+            self._note_failure(error)
+            ended = True
         if self._failure is not None:
             raise self._failure
         if ended is False:
@@ -305,18 +303,18 @@ class Pipeline:
         """End after the current batch, and move the cursors past it; no later batch is begun.
 
         Raises:
-            LedgerlakeError: the current batch failed, or the query had failed before.
+            LedgerlakeError: the current batch failed, or the query had failed before; as ``wait``.
         """
         self._stopping.set()
         self._upkeep.end()
         self._batches.wait(lambda: self.query is not None and self.query.isActive)
-        failure = None
         if self.query is not None:
-            failure = self._batches.failure or self.query.exception()
+            self._note_failure(self._batches.failure or self.query.exception())
+            self._is_interrupted = True
             self.query.stop()
         self._components.cursors.finish(_FINISH_S)
-        if failure is not None:
-            self._raise_own(failure)
+        if self._failure is not None:
+            raise self._failure
 
     def close(self) -> None:
         """Disconnect from the broker; the cursors stay on it, and unsent messages stay in the
@@ -341,14 +339,12 @@ class Pipeline:
         if self.query is not None:
             self.query.stop()
 
-    @staticmethod
-    def _raise_own(failure: BaseException) -> None:
-        """Raise Ledgerlake's error in a failure, if there is one. Other errors of a query that is
-        being stopped come from the stop.
+    def _note_failure(self, error: BaseException | None) -> None:
+        """Note why the query failed, if it is not by the stop: a micro-batch that came after it, or
+        what Spark interrupted.
         """
-        error = own_error(failure)
-        if error is not None:
-            raise error from None
+        if self._failure is None and error is not None and not self._is_interrupted:
+            self._failure = None if is_of_stop(error) else cause_of(error)
 
     def _after_batch(self, result: BatchResult) -> None:
         self._delayed_counts |= result.delayed_counts
