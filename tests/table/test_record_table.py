@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, Field, QueryBuilder
+from deltalake import Schema as DeltaSchema
 
 from ledgerlake.decode import schema
 from ledgerlake.errors import TableError
+from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.stored.places import Place
 from ledgerlake.table import ordered_files
 from ledgerlake.table.batch_commit import BatchCommit
@@ -25,6 +27,7 @@ from ledgerlake.table.open_table import read_commit
 from ledgerlake.table.ordered_files import STATISTICS_PROPERTY, OrderedWriter, data_folder
 from ledgerlake.table.record_table import RecordTable
 from ledgerlake.values.record_rows import PULSAR_FIELDS, rows_schema
+from ledgerlake.verify.table_rows import TableRows
 from tests.table.rows import rows
 
 if TYPE_CHECKING:
@@ -342,6 +345,25 @@ def test_a_column_that_a_user_adds_meanwhile_to_a_table_of_messages_is_an_error_
     DeltaTable(place.uri).alter.add_columns([Field("checked", "boolean")])
     with pytest.raises(TableError, match="it has checked"):
         table.commit(record, [], {})
+
+
+def test_a_table_whose_metadata_another_writer_reordered_and_extended_is_one_of_records(
+    place: Place,
+) -> None:
+    pulsar = pa.struct([*reversed(PULSAR_FIELDS), pa.field("note", pa.string())])
+    columns = pa.schema([pa.field("pulsar", pulsar), pa.field("id", pa.int64())])
+    DeltaTable.create(str(place), DeltaSchema.from_arrow(columns))
+    table = RecordTable(place)
+    assert table.check(None)
+    commit(table, 0, write(table, 0))
+    (file,) = TableRows(place, SparkConfig()).batches()
+    assert file[1]["entry_id"].to_pylist() == [0]
+    found = (
+        QueryBuilder()
+        .register("t", DeltaTable(str(place)))
+        .execute("select pulsar['key'] k from t")
+    )
+    assert pa.table(found.read_all())["k"].to_pylist() == ["k0"]
 
 
 def test_a_column_whose_type_another_writer_changed_is_refused(place: Place) -> None:

@@ -35,9 +35,27 @@ def file_schema(rows: pa.Schema) -> pa.Schema:
 
 
 def has_record_shape(table: pa.Schema) -> bool:
-    """Return whether a table is one of records, by its columns."""
+    """Return whether a table is one of records, by its columns. Another writer may have given
+    ``pulsar`` another order, or more fields.
+    """
     number = table.get_field_index(PULSAR_COLUMN)
-    return number >= 0 and bool(table.field(number).type.equals(_PULSAR.type))
+    return number >= 0 and fits(table.field(number).type, _PULSAR.type)
+
+
+def fits(column: pa.DataType | None, kind: pa.DataType) -> bool:
+    """Return whether files with a type fit a column of a table; it may have parts that the type
+    lacks.
+    """
+    if column is None:
+        return False
+    if pa.types.is_struct(column) and pa.types.is_struct(kind):
+        parts = {part.name: part.type for part in column}
+        return all(fits(parts.get(part.name), part.type) for part in kind)
+    if pa.types.is_list(column) and pa.types.is_list(kind):
+        return fits(column.value_type, kind.value_type)
+    if pa.types.is_map(column) and pa.types.is_map(kind):
+        return fits(column.item_type, kind.item_type)
+    return bool(column.equals(kind))
 
 
 def rows_of_table(table: pa.Schema) -> pa.Schema:

@@ -24,7 +24,7 @@ import pyarrow as pa
 from ledgerlake.errors import TableError, refuse_newer
 from ledgerlake.table.creation import readable_schema
 from ledgerlake.table.features import CLUSTERED
-from ledgerlake.table.layout import file_schema, has_record_shape, record_of, rows_of_table
+from ledgerlake.table.layout import file_schema, fits, has_record_shape, record_of, rows_of_table
 from ledgerlake.table.metadata_commits import MetadataCommits
 from ledgerlake.values.record_columns import PULSAR_COLUMN, united
 from ledgerlake.values.record_rows import rows_schema
@@ -135,16 +135,16 @@ class RecordTable(MetadataCommits):
         # Arrow makes the list of names anew each time that it is asked.
         types = {field.name: field.type for field in pa.schema(existing.schema())}
         own = file_schema(self.schema)
-        return [field.name for field in own if not _like(types.get(field.name), field.type)]
+        return [field.name for field in own if not fits(types.get(field.name), field.type)]
 
     def _compare(self, existing: DeltaTable) -> None:
         self._check_keeps_transactions(existing)
         columns = pa.schema(existing.schema())
         if not has_record_shape(columns):
             raise TableError(
-                f"the table at {self.path} has no column {PULSAR_COLUMN} for the metadata of "
-                "Pulsar, so it is no table of records; use another path, or set [delta] shape = "
-                '"messages"'
+                f"the table at {self.path} has no column {PULSAR_COLUMN} with all fields for the "
+                "metadata of Pulsar, so it is no table of records; use another path, or set [delta] "
+                'shape = "messages"'
             )
         changed = self._changed(existing)
         if changed:
@@ -162,22 +162,6 @@ class RecordTable(MetadataCommits):
                 f"{'set cluster_by again, or ' if set(reasons) == CLUSTERED else ''}use another "
                 "path"
             )
-
-
-def _like(column: pa.DataType | None, kind: pa.DataType) -> bool:
-    """Return whether files with a type fit a column of a table; it may have parts that the type
-    lacks.
-    """
-    if column is None:
-        return False
-    if pa.types.is_struct(column) and pa.types.is_struct(kind):
-        parts = {part.name: part.type for part in column}
-        return all(_like(parts.get(part.name), part.type) for part in kind)
-    if pa.types.is_list(column) and pa.types.is_list(kind):
-        return _like(column.value_type, kind.value_type)
-    if pa.types.is_map(column) and pa.types.is_map(kind):
-        return _like(column.item_type, kind.item_type)
-    return bool(column.equals(kind))
 
 
 def learned_to_text(record: pa.StructType) -> str:
