@@ -231,3 +231,9 @@ def test_a_file_is_looked_at_again_only_if_it_overlaps_an_earlier_one() -> None:
     order.add("lane", "between", table_of([(3, 1, False)]))
     order.add("other lane", "second", table_of([(0, 1, False)]))
     assert order.overlaps() == {"between": {"lane": 4}}
+
+
+def test_a_table_of_somebody_else_is_an_error_that_names_it(tmp_path: Path) -> None:
+    write_deltalake(str(tmp_path), pa.table({"id": [1]}))
+    with pytest.raises(TableError, match=f"{tmp_path} has no column topic"):
+        TableRows(Place(str(tmp_path)), SparkConfig())

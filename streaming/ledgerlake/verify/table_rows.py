@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
-from ledgerlake.errors import TableAccessError
+from ledgerlake.errors import TableAccessError, TableError
 from ledgerlake.options.spark_options import LOCAL_MASTER, SparkConfig
 from ledgerlake.reasons import REASONS
 from ledgerlake.runtime.hadoop import connect_store
@@ -98,9 +98,13 @@ class TableRows:
                 for partition, path in zip(partitions, paths, strict=True)
             ]
             self._live = live_rows(table)
-            self._inside = (
-                f"{PULSAR_COLUMN}." if has_record_shape(pa.schema(table.schema())) else ""
-            )
+            columns = pa.schema(table.schema())
+            self._inside = f"{PULSAR_COLUMN}." if has_record_shape(columns) else ""
+            if not self._inside and "topic" not in columns.names:
+                raise TableError(
+                    f"the table at {path} has no column topic, nor one in {PULSAR_COLUMN}, so it "
+                    "is none of a stream; correct its path"
+                )
             self._version = table.version()
             self._partitioned_by = [f"`{name}`" for name in table.metadata().partition_columns]
             features = special_features(table)
