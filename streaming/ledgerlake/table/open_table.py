@@ -73,7 +73,9 @@ def _answers(path: Place) -> bool:
 
 def no_table(path: Place) -> TableError:
     """Return the error of a command that needs a table which is not there."""
-    return TableError(f"there is no table at {path}; run the pipeline first")
+    return TableError(
+        f"there is no table at {path}; if it was removed, restore it; else run the pipeline first"
+    )
 
 
 def not_readable(path: Place, error: Exception) -> TableAccessError:
