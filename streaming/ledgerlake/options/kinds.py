@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 # At most what 64 bits hold, and ASCII digits only.
 NUMBER = re.compile(r"[0-9]{1,18}")
+_MOST = 10**18 - 1
 _DURATION = re.compile(
     r"([0-9]{1,12})\s*(milliseconds?|ms|seconds?|s|minutes?|min|m|hours?|h|days?|d)"
 )
@@ -120,26 +121,32 @@ def _check_flag(value: Any, where: str) -> bool:
 
 def _parse_count(text: str, where: str) -> int:
     if not NUMBER.fullmatch(text.strip()) or int(text) <= 0:
-        raise UsageError(f"{where} cannot be '{text}'; it is a number above 0")
+        raise UsageError(f"{where} cannot be '{text}'; it is a number above 0, and below 10^18")
     return int(text)
 
 
 def _check_count(value: Any, where: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise UsageError(f"{where} must be a whole number above 0")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _MOST:
+        raise UsageError(f"{where} must be a whole number above 0, and below 10^18")
     return value
 
 
 def _parse_limit(text: str, where: str) -> int:
     if not NUMBER.fullmatch(text.strip()):
-        raise UsageError(f"{where} cannot be '{text}'; it is a number, or 0")
+        raise UsageError(f"{where} cannot be '{text}'; it is a number, or 0, and below 10^18")
     return int(text)
 
 
 def _check_limit(value: Any, where: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise UsageError(f"{where} must be a whole number, or 0")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
+        raise UsageError(f"{where} must be a whole number, or 0, and below 10^18")
     return value
+
+
+def _timeout_ms(milliseconds: int, where: str) -> int:
+    if milliseconds > _LONGEST_MS:
+        raise UsageError(f"{where} is longer than 100 years")
+    return milliseconds
 
 
 def _parse_list(text: str, _where: str) -> tuple[str, ...]:
@@ -220,8 +227,8 @@ DURATION = Kind(
 )
 MILLISECONDS = Kind(
     "milliseconds",
-    _parse_count,
-    lambda value, where: 1000 * _check_count(value, where),
+    lambda text, where: _timeout_ms(_parse_count(text, where), where),
+    lambda value, where: _timeout_ms(1000 * _check_count(value, where), where),
     takes_in_toml="seconds",
     text_in_toml=lambda value: str(value // 1000),
 )
