@@ -51,3 +51,10 @@ def test_a_clock_that_was_set_back_stops_nothing(times: TriggerTimes) -> None:
     assert times.pause_ms(1500, None) == 0
     times.plan(1500)
     assert times.pause_ms(1500, None) == 500
+
+
+def test_an_interval_of_0_plans_each_batch_as_soon_as_the_last_one_ends() -> None:
+    times = TriggerTimes(0)
+    for clock_ms in (5300, 5300, 5301):
+        times.plan(clock_ms)
+        assert times.pause_ms(clock_ms + 1, None) == 0

@@ -198,6 +198,7 @@ def _split_range(span: EntryRange) -> list[EntryRange]:
     ledger_id, last = span.end.ledger_id, span.end.entry_id
     same_ledger = span.after.ledger_id == ledger_id
     before, ledger_count = (span.after.entry_id, count) if same_ledger else (-1, count - 1)
+    ledger_count = min(ledger_count, last - before)
     cuts = {
         before + (last - before) * number // ledger_count for number in range(1, ledger_count)
     } - {before, last}

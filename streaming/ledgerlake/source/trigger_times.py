@@ -2,9 +2,9 @@
 due.
 
 As with Spark's trigger, the times are multiples of the interval since 1970, and if one has passed
-while a micro-batch ran, the next one is planned at once. The query itself has a trigger of 0, and
-its planner waits: Spark's trigger knows nothing of messages that are due. Pure: the clock is the
-caller's, in milliseconds.
+while a micro-batch ran, the next one is planned at once; with an interval of 0 each one is. The
+query itself has a trigger of 0, and its planner waits: Spark's trigger knows nothing of messages
+that are due. Pure: the clock is the caller's, in milliseconds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ class TriggerTimes:
     """Remembers until when plain messages wait."""
 
     def __init__(self, interval_ms: int) -> None:
-        self._interval_ms = interval_ms
+        # Every millisecond is a time of the shortest interval.
+        self._interval_ms = max(interval_ms, 1)
         self._next_ms = 0
 
     def pause_ms(self, clock_ms: int, due_ms: int | None) -> int:
