@@ -213,6 +213,30 @@ def test_a_stream_whose_topic_the_table_has_from_another_one_is_refused_and_has_
     assert sorted(values(tmp_path)) == list(range(30))
 
 
+def test_a_stream_that_is_renamed_by_the_steps_of_the_docs_loses_nothing_and_leaves_nothing(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    publish_numbers(runtime, topic, range(3))
+    publish_delayed(runtime, topic, [(b"3", now_ms() + 1000)])
+    former = runtime.config(tmp_path, topic, name="former")
+    config = run_once(spark, former)
+    while sum(count.waiting for count in waiting_messages(spark, config)):
+        run_once(spark, former)
+    renamed = runtime.config(tmp_path, topic, name="renamed")
+    renamed["stream"]["checkpoint"] = str(tmp_path / "renamed")
+    first_run = json.loads(json.dumps(renamed))
+    first_run["source"]["starting"] = "latest"
+    first_run["delta"]["fail_on_second_stream"] = False
+    run_once(spark, first_run)
+    shutil.rmtree(tmp_path / "checkpoint")
+    assert forget(config) == [topic]
+    publish_numbers(runtime, topic, range(4, 6))
+    assert verify(run_once(spark, renamed)).clean
+    assert sorted(values(tmp_path)) == list(range(6))
+    assert list(runtime.subscriptions(topic)) == ["ledgerlake-renamed"]
+
+
 @pytest.mark.parametrize("starting", ["latest", pytest.param("earliest", marks=pytest.mark.long)])
 def test_a_lost_checkpoint_is_noticed_by_the_table_also_if_the_cursor_looks_new(
     trimming: Runtime, spark: SparkSession, tmp_path: Path, starting: str
