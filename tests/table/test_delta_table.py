@@ -69,8 +69,9 @@ def test_a_topic_partition_is_written_by_one_stream_unless_another_takes_it_over
     assert refused.value.message == (
         f"the stream orders writes the messages of u to the table at {table.path}, and the stream "
         "payments would write them a second time; set [stream] name and checkpoint back, or give "
-        "the stream tables of its own; if it is to take the topic over, and what it reads may come "
-        "twice, set [delta] fail_on_second_stream to false"
+        "the stream tables of its own; if it is to take the topic over, set [delta] "
+        "fail_on_second_stream to false: what it reads may come twice, and what waits in the other "
+        "stream, delayed, repeating or incomplete, is not delivered"
     )
     assert DeltaTable(table.path.uri).version() == version
     table.begin_stream("orders", ["t", "u"])

@@ -305,8 +305,9 @@ class Table:
         raise CheckpointError(
             f"{writer} writes the messages of {name} to the table at {self.path}, and the stream "
             f"{stream} would write them a second time; set [stream] name and checkpoint back, or "
-            "give the stream tables of its own; if it is to take the topic over, and what it reads "
-            "may come twice, set [delta] fail_on_second_stream to false"
+            "give the stream tables of its own; if it is to take the topic over, set [delta] "
+            "fail_on_second_stream to false: what it reads may come twice, and what waits in the "
+            "other stream, delayed, repeating or incomplete, is not delivered"
         )
 
     def _other_stream(

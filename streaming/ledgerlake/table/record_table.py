@@ -142,9 +142,9 @@ class RecordTable(MetadataCommits):
         columns = pa.schema(existing.schema())
         if not has_record_shape(columns):
             raise TableError(
-                f"the table at {self.path} has no column {PULSAR_COLUMN} with all fields for the "
-                "metadata of Pulsar, so it is no table of records; use another path, or set [delta] "
-                'shape = "messages"'
+                f"the table at {self.path} has no column {PULSAR_COLUMN} with all the metadata of "
+                "Pulsar, so it is no table of records; use another path, or set [delta] shape = "
+                '"messages"'
             )
         changed = self._changed(existing)
         if changed:
