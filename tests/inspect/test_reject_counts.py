@@ -124,5 +124,6 @@ def test_a_table_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
     result = ledgerlake("rejects", config_file(tmp_path, data_of(tmp_path)))
     assert (
         sentence(result, 2)
-        == f"ledgerlake: there is no table at {tmp_path}/messages_rejects; run the pipeline first"
+        == f"ledgerlake: there is no table at {tmp_path}/messages_rejects; if it was removed, "
+        "restore it; else run the pipeline first"
     )

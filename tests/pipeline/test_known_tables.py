@@ -40,7 +40,7 @@ def test_a_main_table_that_is_not_made_yet_is_none_and_one_that_was_removed_is_m
     keeper = BatchEnds(Checkpoint(Place(config.stream.checkpoint)))
     keeper.add(LastRun(0, 0), {}, {config.main_table: SeenBatch(str(tmp_path / "orders"), 0)})
     assert [table.name for table in known_tables(config)] == [config.main_table, REJECTS_TABLE]
-    with pytest.raises(TableError, match="there is no table at .*; if it was removed, restore it;"):
+    with pytest.raises(TableError, match=r"there is no table at .*; if it was removed, restore"):
         _Tables(config, no_cluster, {})
 
 

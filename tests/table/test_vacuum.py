@@ -70,7 +70,8 @@ def test_a_file_of_a_task_in_work_is_never_old_enough(config: Config) -> None:
 def test_a_missing_table_is_one_sentence(config: Config, tmp_path: Path) -> None:
     os.rename(tmp_path / "messages_rejects", tmp_path / "elsewhere")
     with pytest.raises(
-        TableError, match=r"there is no table at .*messages_rejects; run the pipeline first"
+        TableError,
+        match=r"there is no table at .*messages_rejects; if it was removed, restore it; else run the pipeline first",
     ):
         vacuum(config.rejects_place, WEEK)
 
