@@ -5,6 +5,7 @@ tells no time.
 from __future__ import annotations
 
 import json
+import re
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -678,63 +679,91 @@ def test_a_topic_that_ends_in_the_ledger_that_was_read_and_before_that_entry_is_
         reader.latestOffset(start, ReadAllAvailable())
 
 
-def bare(publish_ms: int) -> bytes:
-    return encode_entry(
-        pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_ms), b"v"
+ADDED = ["nothing", "a time", "an index", "both"]
+
+
+def added(what: str, number: int) -> bytes:
+    """Return an entry with what a broker adds to it."""
+    broker = pb.BrokerEntryMetadata()
+    if what in ("a time", "both"):
+        broker.broker_timestamp = NOW_MS + 1000 + number
+    if what in ("an index", "both"):
+        broker.index = number
+    metadata = pb.MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=NOW_MS - 1000 + number
     )
+    return encode_entry(metadata, b"v", None if what == "nothing" else broker)
 
 
-@pytest.mark.parametrize(
-    ("read_to", "entry", "is_same"),
-    [
-        pytest.param((1_700_000_000_009, 9), single(b"a", 9), True, id="it has both"),
-        pytest.param((1_700_000_000_009, 9), single(b"a", 8), False, id="it has neither"),
-        pytest.param(
-            (1_700_000_000_001, 9), single(b"a", 9), False, id="it has the index and another time"
-        ),
-        pytest.param((NOW_MS, None), bare(NOW_MS), True, id="the time is the producer's"),
-        pytest.param(
-            (NOW_MS, None), bare(NOW_MS + 1), False, id="the producer's time is another one"
-        ),
-        pytest.param(
-            (1_700_000_000_500, None),
-            single(b"a", 9),
-            True,
-            id="the broker sends its own time since",
-        ),
-        pytest.param(
-            (1_700_000_000_009, None),
-            single(b"a", 9),
-            True,
-            id="the broker adds its time and no index",
-        ),
-        pytest.param(
-            (1_700_000_000_009, 9),
-            bare(NOW_MS),
-            True,
-            id="the broker does not send its time any more",
-        ),
-        pytest.param((None, None), single(b"a", 9), True, id="there was no entry at the position"),
-        pytest.param((1_700_000_000_009, 9), b"no entry", True, id="it cannot be read"),
-    ],
-)
-def test_a_topic_whose_entry_has_another_time_or_index_than_the_one_that_was_read_is_another_one(
-    peer: Peer, read_to: tuple[int | None, int | None], entry: bytes, is_same: bool
+@pytest.mark.parametrize("then", ADDED)
+@pytest.mark.parametrize("before", ADDED)
+@pytest.mark.parametrize("is_same", [True, False])
+def test_whatever_a_broker_adds_to_entries_before_and_then_only_another_entry_is_another_topic(
+    peer: Peer, before: str, then: str, is_same: bool
 ) -> None:
-    peer.add(entry, bare(NOW_MS))
-    start = to_json({TOPIC: PartitionOffset(Position(7, 0), None, *read_to)})
-    reader = LedgerlakeStreamReader(parse_options({"service.url": peer.url, "topic": TOPIC}))
+    peer.add(added(before, 0))
+    reader = LedgerlakeStreamReader(
+        parse_options({"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"})
+    )
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    reader.stop()
+    peer.entries.clear()
+    peer.add(added(then, 0 if is_same else 5), added(then, 6))
     _readers.append(reader)
-    if is_same:
-        assert from_json(reader.latestOffset(start, ReadAllAvailable()))[
-            TOPIC
-        ].position == Position(7, 1)
+    kinds = {before, then}
+    # By the producer's time, which is always there.
+    is_known = before in ("nothing", "an index")
+    is_known |= kinds <= {"a time", "both"} or kinds <= {"an index", "both"}
+    if is_same or not is_known:
+        end = reader.latestOffset(start, ReadAllAvailable())
+        assert [(p.span.after, p.span.end) for p in reader.partitions(start, end)] == [
+            (Position(7, 0), Position(7, 1))
+        ]
     else:
         with pytest.raises(
             DataLossError,
             match=r"read up to 7:0, and the topic has another entry there.*another topic",
         ):
             reader.latestOffset(start, ReadAllAvailable())
+
+
+def test_an_entry_that_cannot_be_read_is_not_known_to_be_another_one(
+    peer: Peer,
+) -> None:
+    peer.add(added("both", 0))
+    reader = LedgerlakeStreamReader(
+        parse_options({"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"})
+    )
+    _readers.append(reader)
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    reader.stop()
+    peer.entries.clear()
+    peer.add(b"no entry", added("both", 6))
+    end = from_json(reader.latestOffset(start, ReadAllAvailable()))
+    assert end[TOPIC].position == Position(7, 1)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("nothing", "adds no entry metadata to .*: broker columns are null, order is by publish"),
+        ("a time", "adds no index to .*: broker_index is null"),
+        ("an index", "adds no timestamp to .*: broker_timestamp is null, order is by publish time"),
+        ("both", ""),
+    ],
+)
+def test_a_stream_says_once_which_metadata_the_broker_does_not_add(
+    peer: Peer, caplog: pytest.LogCaptureFixture, what: str, said: str
+) -> None:
+    peer.add(added(what, 0))
+    reader = LedgerlakeStreamReader(
+        parse_options({"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"})
+    )
+    _readers.append(reader)
+    offset = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    reader.latestOffset(offset, ReadAllAvailable())
+    assert len(caplog.messages) == bool(said)
+    assert re.search(said, " ".join(caplog.messages))
 
 
 def test_another_topic_with_the_ledger_that_was_read_is_read_from_its_beginning_if_losses_are_allowed(

@@ -23,6 +23,9 @@ OFFSET = {
         Position(12, -1), 4, was_gone=True
     ),
     "persistent://public/default/plain": PartitionOffset(BEFORE_ALL, clock_ms=1_777_626_001_000),
+    "persistent://public/default/without-metadata": PartitionOffset(
+        Position(7, 0), None, 1_777_626_000_123, by_broker=False
+    ),
 }
 
 
@@ -53,6 +56,17 @@ def test_a_newer_version_is_refused_with_advice() -> None:
         {"version": 1, "positions": []},
         {"version": 1, "positions": {"t": {}}},
         {"version": 1, "positions": {"t": {"ledger": 1, "entry": 2, "surprise": 3}}},
+        {
+            "version": 1,
+            "positions": {
+                "t": {
+                    "ledger": 1,
+                    "entry": 2,
+                    "time": "2026-05-01T09:00:00.123Z",
+                    "published": "2026-05-01T09:00:00.123Z",
+                }
+            },
+        },
     ],
 )
 def test_a_foreign_or_damaged_offset_is_refused(data: Any) -> None:

@@ -352,12 +352,8 @@ class EndBound:
         message_id = _message_id(self._bound)
         if message_id is not None:
             return latest.position >= _last_of(message_id).position
-        if (
-            isinstance(self._bound, AtTime)
-            and latest.index is not None
-            and latest.time_ms is not None
-        ):
-            return latest.time_ms >= self._bound.time_ms
+        if isinstance(self._bound, AtTime) and latest.broker_ms is not None:
+            return latest.broker_ms >= self._bound.time_ms
         if isinstance(self._bound, AtIndex) and latest.index is not None:
             return latest.index >= self._bound.index
         return True

@@ -338,7 +338,5 @@ def stamped(entry: EntryReceived) -> PartitionOffset:
 
 
 def offset_of(position: Position, stamp: Stamp) -> PartitionOffset:
-    """Return the offset of an entry with a stamp. An offset has an index only beside a time of the
-    broker's: so the index tells whose time it is.
-    """
-    return PartitionOffset(position, None, stamp.time_ms, stamp.index if stamp.by_broker else None)
+    """Return the offset of an entry with a stamp."""
+    return PartitionOffset(position, None, stamp.time_ms, stamp.index, by_broker=stamp.by_broker)

@@ -203,16 +203,18 @@ def is_entry(read_to: PartitionOffset, entry: memoryview) -> bool:
     """Return whether an entry at the position of an offset may be the one that was read: it has the
     time and the index of the offset. What cannot be read, or compared, proves nothing.
 
-    A broker may begin to add its metadata to what it sends, or cease to. So a time of the broker's
-    is compared with one of the broker's; the time of an offset without an index may be the
-    producer's.
+    A broker may begin to add a time or an index to what it sends, or cease to. So the broker's are
+    compared with the broker's. An entry always has its producer's time.
     """
     try:
         stamp, publish_ms = read_stamp(entry), peek_metadata(entry).publish_time
     except CorruptEntryError:
         return True
-    if read_to.time_ms is None or (read_to.index is not None and not stamp.by_broker):
-        return True
-    if read_to.index is None:
-        return read_to.time_ms in (stamp.time_ms, publish_ms)
-    return read_to.time_ms == stamp.time_ms and stamp.index in (None, read_to.index)
+    broker_ms = stamp.time_ms if stamp.by_broker else None
+    return _may_be_same(read_to.time_ms, broker_ms if read_to.by_broker else publish_ms) and (
+        _may_be_same(read_to.index, stamp.index)
+    )
+
+
+def _may_be_same(known: int | None, found: int | None) -> bool:
+    return known is None or found is None or known == found

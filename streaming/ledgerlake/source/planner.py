@@ -6,7 +6,7 @@ Rules kept here:
     end never reads past it.
   - If a topic partition's wake-up time has passed, a batch is planned also without new entries
     (``wakeup_files``). The clock of a batch is the broker's time of its entries. If the broker
-    gives no index, or there are no entries, it is the broker's time as the planner knows it
+    gives none, or there are no entries, it is the broker's time as the planner knows it
     (``client.broker_clocks``), in the offset: when the broker was asked for an end that the batch
     reaches. So no entry that was stored before that time is still unread. A batch that reaches no
     such end has the clock of the one before. If the last entry is older than a message that is due,
@@ -84,6 +84,13 @@ _LATER_PAUSE_S = 0.01
 
 # How often a batch of an idle topic is planned if no wake-up times are known.
 _TICK_MS = 1000
+
+# What an entry lacks and what follows, by whether it has the broker's time, and an index.
+_MISSING_METADATA = {
+    (False, False): ("entry metadata", "broker columns are null, order is by publish time"),
+    (False, True): ("timestamp", "broker_timestamp is null, order is by publish time"),
+    (True, False): ("index", "broker_index is null, and the lag in messages is not known"),
+}
 
 _log = logging.getLogger(__name__)
 
@@ -517,8 +524,8 @@ class Planner:
         self, start: Offset, result: Offset, ends: Offset, to_wake: dict[str, int], last: set[str]
     ) -> dict[str, int | None]:
         """Return the clocks that the end of a micro-batch carries: if a wake-up is due and no entry
-        came lately, the broker gives no index, or a fixed end is reached. Without an index, every
-        batch of a pipeline carries one.
+        came lately, the broker gives no time, or a fixed end is reached. Without the broker's time,
+        every batch of a pipeline carries one.
 
         Args:
             last: the topic partitions with no newer entries expected.
@@ -533,7 +540,7 @@ class Planner:
                 clocks_ms[name] = max(to_wake[name], (begin.clock_ms or 0) + 1)
             elif (
                 is_moved
-                and taken.index is None
+                and taken.broker_ms is None
                 and taken.position.entry_id >= 0
                 and self._options.needs_wakeups
             ):
@@ -795,15 +802,12 @@ class Planner:
         self._cluster.close()
 
     def _warn_without_broker_metadata(self, offsets: Offset) -> None:
-        bare = [
-            name
+        names = {
+            (offset.by_broker, offset.index is not None): name
             for name, offset in offsets.items()
-            if offset.position.entry_id >= 0 and offset.index is None
-        ]
-        if bare and not self._warned:
-            self._warned = True
-            _log.warning(
-                "the broker adds no entry metadata to %s: broker columns are null, order is by "
-                "publish time",
-                bare[0],
-            )
+            if offset.time_ms is not None
+        }
+        for kind, (what, consequence) in _MISSING_METADATA.items():
+            if kind in names and not self._warned:
+                self._warned = True
+                _log.warning("the broker adds no %s to %s: %s", what, names[kind], consequence)

@@ -134,8 +134,7 @@ def entry_range(
         before.index,
         was_gone=before.was_gone,
         end_index=after.index,
-        # Without an index the time may be a producer's.
-        end_ms=None if after.index is None else after.time_ms,
+        end_ms=after.broker_ms,
         # The offset of an entry that was there has a time, and that of another position has none.
         is_end_stored=after.time_ms is not None,
         parts=after.parts,

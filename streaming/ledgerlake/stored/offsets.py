@@ -6,9 +6,10 @@ person can read.
 
 The position is the last entry taken (``"entry": -1``: nothing of that ledger; ledger -1: nothing at
 all). ``batch``, where present, says that only the messages up to that index of the *next* entry
-were taken. ``time`` is the broker's, of that entry, where it is one that can be written so, and
-``index`` the broker's of the last message taken: for people, and to tell loss from a hole (see
-``source.loss``); where a read begins does not depend on them. ``clock``, if present, is the
+were taken. ``time`` is the broker's, of that entry, where it is one that can be written so; if the
+broker gave none, ``published`` is the producer's. ``index`` is the broker's of the last message
+taken. They are for people, and to tell loss from a hole (see ``source.loss``); where a read begins
+does not depend on them. ``clock``, if present, is the
 planner's time. A micro-batch without new entries, or without a time by the broker, needs it to
 release messages that are due and to expire incomplete ones. ``parts``, if present, is into how many
 ranges the entries before the position are cut, if they are cut. ``gone``, if present, says that
@@ -33,12 +34,19 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 VERSION = 1
 
+_FIELDS = frozenset(
+    ("ledger", "entry", "batch", "time", "published", "index", "clock", "parts", "gone")
+)
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True)
 class PartitionOffset:
-    """The position up to which a topic partition was taken."""
+    """The position up to which a topic partition was taken.
+
+    ``time_ms`` is the broker's time of the entry if it is ``by_broker``, or else the producer's.
+    """
 
     position: Position
     batch_index: int | None = None
@@ -47,6 +55,7 @@ class PartitionOffset:
     clock_ms: int | None = None
     parts: int = 1
     was_gone: bool = False
+    by_broker: bool = True
 
     def __str__(self) -> str:
         return (
@@ -54,6 +63,11 @@ class PartitionOffset:
             if self.batch_index is None
             else f"{self.next_position}:{self.batch_index}"
         )
+
+    @property
+    def broker_ms(self) -> int | None:
+        """Return the broker's time of the entry; None if it is not known."""
+        return self.time_ms if self.by_broker else None
 
     @property
     def is_first(self) -> bool:
@@ -119,7 +133,7 @@ def _to_json(offset: PartitionOffset) -> dict[str, Any]:
     if offset.batch_index is not None:
         data["batch"] = offset.batch_index
     if offset.time_ms is not None and 0 <= offset.time_ms <= MAX_TIME_MS:
-        data["time"] = time_text(offset.time_ms)
+        data["time" if offset.by_broker else "published"] = time_text(offset.time_ms)
     if offset.index is not None:
         data["index"] = offset.index
     if offset.clock_ms is not None:
@@ -132,20 +146,24 @@ def _to_json(offset: PartitionOffset) -> dict[str, Any]:
 
 
 def _from_json(data: dict[str, Any]) -> PartitionOffset:
-    unknown = set(data) - {"ledger", "entry", "batch", "time", "index", "clock", "parts", "gone"}
+    unknown = set(data) - _FIELDS
     if unknown:
         raise ValueError(f"unknown {', '.join(sorted(unknown))}")
+    by_broker = "published" not in data
+    if not by_broker and "time" in data:
+        raise ValueError("two times of an entry")
     parts = stored(int, data.get("parts", 1))
     if parts < 1:
         raise ValueError(f"{parts} parts")
     return PartitionOffset(
         Position(stored(int, data["ledger"]), stored(int, data["entry"])),
         stored(int | None, data.get("batch")),
-        _time_ms(data, "time"),
+        _time_ms(data, "time" if by_broker else "published"),
         stored(int | None, data.get("index")),
         _time_ms(data, "clock"),
         parts,
         stored(bool, data.get("gone", False)),
+        by_broker,
     )
 
 

@@ -383,8 +383,7 @@ def _reached_ms(end: PartitionOffset, wakeup_time_ms: int | None) -> int:
     """Return the time up to which delayed messages have left: the broker's time of the last entry,
     or the planner's clock; less if the last micro-batch has left messages that were due.
     """
-    broker_ms = end.time_ms if end.index is not None else None
-    reached_ms = max(broker_ms or 0, end.clock_ms or 0)
+    reached_ms = max(end.broker_ms or 0, end.clock_ms or 0)
     if wakeup_time_ms is not None and wakeup_time_ms < 0:
         return min(reached_ms, -wakeup_time_ms - 1)
     return reached_ms
