@@ -15,6 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.errors import DataLossError, TopicNotFoundError
+from ledgerlake.options.declared import to_spark
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source import latest_offset as latest_offset_module
@@ -28,7 +29,7 @@ from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.stored.places import Place
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
-from tests.entries import batch, single
+from tests.entries import BROKER_TIME_MS, batch, single
 from tests.peer import TOPIC, Peer
 
 if TYPE_CHECKING:
@@ -879,6 +880,85 @@ def test_what_a_deleted_topic_is_known_to_have_had_is_planned_and_found_lost(
     with pytest.raises(DataLossError, match="the topic was deleted"):
         list(reader.read(partition))
     reader.stop()
+
+
+class Ended:
+    """A stream up to message 4, of ten in a ledger."""
+
+    def __init__(self, peer: Peer, **options: str) -> None:
+        self.peer = peer
+        self.offset: dict[str, Any] | None = None
+        self._options = parse_options(
+            {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"} | options
+        )
+
+    def run(self, *, is_fixed: bool, **options: str) -> list[bytes]:
+        """Start the stream again and read what there is."""
+        given = to_spark(self._options) | options
+        reader = LedgerlakeStreamReader(parse_options(given))
+        values: list[bytes] = []
+        try:
+            self.offset = self.offset or reader.initialOffset()
+            if is_fixed:
+                reader.prepareForTriggerAvailableNow()
+            while (end := reader.latestOffset(self.offset, ReadAllAvailable())) != self.offset:
+                for part in reader.partitions(self.offset, end):
+                    for rows in reader.read(part):
+                        values += rows["value"].to_pylist()
+                self.offset = end
+        finally:
+            reader.stop()
+        return values
+
+    def remove_all(self) -> None:
+        """Remove what there is; other messages follow."""
+        self.peer.entries.clear()
+        self.peer.first_ledger_id = 8
+        self.peer.add(*(single(b"%d" % n, n) for n in range(20, 25)), ledger_id=8)
+
+
+ENDINGS = [
+    {"endingIndex": "4"},
+    {"endingTime": str(BROKER_TIME_MS + 5)},
+    {"endingOffsets": "7:4"},
+    {"endingOffsets": "before 7:5"},
+]
+
+
+@pytest.mark.parametrize("is_fixed", [False, True], ids=["goes on", "once"])
+@pytest.mark.parametrize("came_first", [5, 10], ids=["reached later", "there"])
+@pytest.mark.parametrize("ending", ENDINGS, ids=str)
+def test_a_stream_that_has_reached_its_end_loses_nothing_if_what_follows_is_removed(
+    peer: Peer, ending: dict[str, str], came_first: int, is_fixed: bool
+) -> None:
+    stream = Ended(peer, **ending)
+    peer.add(*(single(b"%d" % n, n) for n in range(came_first)))
+    values = stream.run(is_fixed=is_fixed)
+    peer.add(*(single(b"%d" % n, n) for n in range(came_first, 10)), first=came_first)
+    assert values + stream.run(is_fixed=is_fixed) == [b"%d" % n for n in range(5)]
+    reached = stream.offset
+    stream.remove_all()
+    assert stream.run(is_fixed=is_fixed) == []
+    assert stream.offset == reached
+
+
+@pytest.mark.parametrize(
+    "later", [{"endingIndex": "7"}, {"endingTime": str(BROKER_TIME_MS + 8)}], ids=str
+)
+def test_a_later_end_than_the_one_that_was_reached_is_one_to_read_to(
+    peer: Peer, later: dict[str, str]
+) -> None:
+    (name,) = later
+    ending = next(ending for ending in ENDINGS if name in ending)
+    stream = Ended(peer, **ending)
+    peer.add(*(single(b"%d" % n, n) for n in range(10)))
+    stream.run(is_fixed=True)
+    reached = stream.offset
+    assert stream.run(is_fixed=True, **later) == [b"5", b"6", b"7"]
+    stream.offset = reached
+    stream.remove_all()
+    with pytest.raises(DataLossError, match="after 7:4 and before 8"):
+        stream.run(is_fixed=True, **later)
 
 
 def test_a_batch_of_too_few_messages_waits_until_enough_have_come_or_the_delay_is_over(

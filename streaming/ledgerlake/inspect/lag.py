@@ -101,6 +101,7 @@ def _lag(cluster: Cluster, name: str, taken: PartitionOffset, bound: Bound) -> L
         return replace(lag, taken=str(taken.position), is_another_topic=True)
     # The planner and the metrics count to the same end.
     ending = EndBound(cluster, name, bound)
+    ending.remember(taken)
     end = ending.cap(latest)
     is_read = not end.is_beyond(taken)
     position = taken.next_position if taken.position != BEFORE_ALL else BEFORE_ALL

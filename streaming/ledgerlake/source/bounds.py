@@ -316,6 +316,20 @@ class EndBound:
         # The end of the topic for which the last search found nothing.
         self._searched_to = BEFORE_ALL
 
+    def remember(self, taken: PartitionOffset) -> None:
+        """Remember that a stream was read up to an offset. If the offset shows that it has the end,
+        nothing more is read: what follows may be removed, so that a search would find a later one.
+        """
+        bound = self._bound
+        if (
+            isinstance(bound, AtIndex) and taken.index is not None and taken.index >= bound.index
+        ) or (
+            isinstance(bound, AtTime)
+            and taken.ended_ms is not None
+            and taken.ended_ms >= bound.time_ms
+        ):
+            self._end = taken
+
     def cap(self, latest: PartitionOffset) -> PartitionOffset:
         """Return the position up to which the stream may read, if the topic now ends at
         ``latest``.
@@ -337,6 +351,8 @@ class EndBound:
                 self._cluster, self._topic_partition, self._bound, is_awaited=True
             )
             self._searched_to = latest.position
+            if self._end is not None and isinstance(self._bound, AtTime):
+                self._end = replace(self._end, ended_ms=self._bound.time_ms)
         return self._end
 
     def _may_be_reached(self, latest: PartitionOffset) -> bool:

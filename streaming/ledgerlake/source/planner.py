@@ -415,10 +415,11 @@ class Planner:
         refresh_all(self._latest.values())
         offsets = {name: latest.get() for name, latest in self._latest.items()}
         self._warn_without_broker_metadata(offsets)
-        self._answered = {
-            name: self._end_bounds[name].cap(offset) for name, offset in offsets.items()
-        }
+        self._answered = self._capped(offsets)
         return dict(self._answered)
+
+    def _capped(self, offsets: Offset) -> Offset:
+        return {name: self._end_bounds[name].cap(offset) for name, offset in offsets.items()}
 
     def reported_offsets(self) -> Offset:
         """Return the current ends for Spark's progress; the last known ones while the planner waits
@@ -464,7 +465,7 @@ class Planner:
                 self._topics.expire()
             return start
         to_wake = self._to_wake(start, wakeup_times_ms)
-        ends = dict(self.latest_offsets() if self._fixed_end is None else self._fixed_end)
+        ends = self.latest_offsets() if self._fixed_end is None else self._capped(self._fixed_end)
         quiet = self._await_later(start, ends, {name: wakeup_times_ms[name] for name in to_wake})
         start = self._restart_made_again(self._forget_deleted(start, ends, wakeup_times_ms), ends)
         start = self._restart_replaced(start, ends)
@@ -481,7 +482,19 @@ class Planner:
         last = at_end if self._fixed_end is not None else at_end.intersection(quiet)
         for name, clock_ms in self._clocks_ms(start, result, ends, to_wake, last).items():
             result[name] = replace(result[name], clock_ms=clock_ms)
-        return result | self._cut(start, {name: result[name] for name in moved})
+        result |= self._cut(start, {name: result[name] for name in moved})
+        return result | self._noted_ends(result, ends)
+
+    @staticmethod
+    def _noted_ends(result: Offset, ends: Offset) -> Offset:
+        """Return the offsets of a micro-batch that have reached an end of the stream by time."""
+        return {
+            name: replace(result[name], ended_ms=end.ended_ms)
+            for name, end in ends.items()
+            if name in result
+            and end.ended_ms not in (None, result[name].ended_ms)
+            and not end.is_beyond(result[name])
+        }
 
     def _cut(self, start: Offset, ends: Offset) -> Offset:
         """Return the ends of ranges, with into how many parts each one is cut."""
@@ -503,6 +516,8 @@ class Planner:
                 self._latest[name].get()
             elif name in self._latest:
                 self._latest[name].remember(offset)
+            if name in self._end_bounds:
+                self._end_bounds[name].remember(offset)
 
     def _within_limits(self, start: Offset, ends: Offset) -> Offset:
         """Return the ends of the micro-batch on topic partitions by its limits."""

@@ -14,7 +14,9 @@ planner's time. A micro-batch without new entries, or without a time by the brok
 release messages that are due and to expire incomplete ones. ``parts``, if present, is into how many
 ranges the entries before the position are cut, if they are cut. ``gone``, if present, says that
 a read begins there, and that no cursor has kept what came behind it: the topic had lost the
-position before, or the read begins with what compaction has left.
+position before, or the read begins with what compaction has left. ``ended``, if present, is a time
+at which the read ends: all that the topic had from before that time was taken. What follows may be
+removed, so it could not be found again.
 
 Rules kept here:
   - A newer version is refused with advice. An unknown field of a known version is an error too.
@@ -35,7 +37,7 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 VERSION = 1
 
 _FIELDS = frozenset(
-    ("ledger", "entry", "batch", "time", "published", "index", "clock", "parts", "gone")
+    ("ledger", "entry", "batch", "time", "published", "index", "clock", "parts", "gone", "ended")
 )
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -56,6 +58,7 @@ class PartitionOffset:
     parts: int = 1
     was_gone: bool = False
     by_broker: bool = True
+    ended_ms: int | None = None
 
     def __str__(self) -> str:
         return (
@@ -142,6 +145,8 @@ def _to_json(offset: PartitionOffset) -> dict[str, Any]:
         data["parts"] = offset.parts
     if offset.was_gone:
         data["gone"] = True
+    if offset.ended_ms is not None and 0 <= offset.ended_ms <= MAX_TIME_MS:
+        data["ended"] = time_text(offset.ended_ms)
     return data
 
 
@@ -164,6 +169,7 @@ def _from_json(data: dict[str, Any]) -> PartitionOffset:
         parts,
         stored(bool, data.get("gone", False)),
         by_broker,
+        _time_ms(data, "ended"),
     )
 
 
