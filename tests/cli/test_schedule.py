@@ -159,6 +159,8 @@ def test_each_property_that_a_schedule_has_is_named_by_an_option_of_the_command(
         ("24 hours", timedelta(days=1)),
         ("2 days", "P2D"),
         ("1d", "P1D"),
+        ("1 week", "P1W"),
+        ("2 Months", "P2M"),
         ("P1M", "P1M"),
         ("R5/PT1H", "R5/PT1H"),
         (None, None),

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 # The options that are not named as the properties that they set.
 _OTHER_OPTIONS = {SCHEDULE_PROPERTY: "--id", CATCH_UP_PROPERTY: "--catch-up"}
 
-_DAYS = re.compile(r"[0-9]+\s*d(ays?)?", re.IGNORECASE)
+# They are counted in the calendar, and have no fixed length.
+_DATES = re.compile(r"([0-9]{1,6})\s*(d|days?|weeks?|months?)", re.IGNORECASE)
 
 
 def add(commands: Commands) -> None:
@@ -61,7 +62,8 @@ def add(commands: Commands) -> None:
     due.add_argument(
         "--every",
         metavar="SPAN",
-        help="it repeats: such as '15 minutes', or an ISO-8601 duration or interval, such as P1M",
+        help="it repeats: such as '15 minutes', '1 day', '2 weeks' or '1 month', or an ISO-8601 "
+        "duration or interval, such as PT90M",
     )
     command.add_argument(
         "--from",
@@ -327,15 +329,16 @@ def _due_ms(options: argparse.Namespace) -> int:
 
 
 def _span(option: str, text: str | None) -> str | timedelta | None:
-    """Return a span that starts with a number as the API takes it, days as local dates; the rest is
-    ISO-8601.
+    """Return a span that starts with a number as the API takes it; days, weeks and months and all
+    that starts with no number as ISO-8601.
     """
     from ledgerlake.options.kinds import duration_ms
 
     if text is None or not text[:1].isdigit():
         return text
-    span = timedelta(milliseconds=duration_ms(option, text))
-    return f"P{span.days}D" if _DAYS.fullmatch(text) else span
+    if dates := _DATES.fullmatch(text.strip()):
+        return f"P{int(dates[1])}{dates[2][0].upper()}"
+    return timedelta(milliseconds=duration_ms(option, text))
 
 
 def _optional_ms(text: str | None, option: str) -> int | None:
