@@ -75,7 +75,7 @@ class Afterwards:
             and self._is_kept(one.topic, one.positions[-1])
             for one in self._oracle.sent.values()
         )
-        self._compare(when, verdict, waiting=waiting, left_out=0, incomplete_chunks=0)
+        self._compare(when, verdict, not_due=waiting, left_out=0, incomplete_chunks=0)
         if self._knows_the_latest():
             self._compare(when, verdict, clean=True)
         if not self._history.was_restored:
