@@ -37,7 +37,7 @@ from ledgerlake.options.config import parse_config
 from ledgerlake.pb import delay_pb2 as pb
 from ledgerlake.pipeline.batch_ends import BatchEnds, LastRun
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.row_settings import row_settings
+from ledgerlake.pipeline.row_settings import Selected, row_settings, selection
 from ledgerlake.publish.outbox import OtherName, Outbox, Sending
 from ledgerlake.reasons import REPLACED
 from ledgerlake.replay.replay_parts import Parts
@@ -329,6 +329,8 @@ def write_checkpoint_files(folder: Path) -> None:
     checkpoint.save_first_ends({TOPIC: filled(Position)})
     checkpoint.save_stream("orders", 1)
     checkpoint.save_settings(row_settings(configuration(folder)))
+    settings = selection(configuration(folder))
+    checkpoint.save_selected(Selected(settings, {TOPIC: filled(Position)}))
     checkpoint.save_tables({"messages": "/lake/orders", "table:lake/more": "/lake/more"})
     checkpoint.save_outbox("1a1825d3")
     checkpoint.save_forgotten_topics({TOPIC})

@@ -449,6 +449,7 @@ TARGETS = [
                                                         '5, "[delay] storage": "state"}}',), _reads(row_settings.read_settings, 1)),
     _document("outbox", "publish.outbox: its name", (_OUTBOX,), _reads(outbox._name, outbox.VERSION)),
     _document("outbox-name", "pipeline.checkpoint: the outbox's name", ('{"version": 1, "name": "abcd"}',), _reads(checkpoint._outbox_name, 1)),
+    _document("selected", "pipeline.row_settings: which tables have to have a message", ('{"version": 1, "settings": {"tables": "[]"}, "earlier_ends": {"t": {"ledger_id": 7, "entry_id": 3}}}',), _reads(row_settings.read_selected, 1)),
     _document("tables", "pipeline.checkpoint: the tables that are written to", ('{"version": 1, "tables": {"messages": "/lake/orders"}}',), _reads(checkpoint._tables, 1)),
     _document("first-ends", "pipeline.checkpoint: ends of a first start", ('{"version": 1, "ends": {"t": {"ledger_id": 7, "entry_id": 3}}}',), _reads(checkpoint._first_ends, 1)),
     _document("forgotten-topics", "pipeline.checkpoint: topics that were forgotten", ('{"version": 1, "topics": ["t"]}',), _reads(checkpoint._forgotten_topics, 1)),

@@ -18,11 +18,12 @@ from pulsar import schema as ps
 
 from ledgerlake.api import parse_config
 from ledgerlake.errors import CheckpointError, SetupError, TableError
+from ledgerlake.pipeline.forget import forget_topic
 from ledgerlake.pipeline.upkeep import keep_up
 from ledgerlake.stored.places import Place
 from ledgerlake.table import compaction, file_groups
 from ledgerlake.table.vacuum import vacuum
-from ledgerlake.verify.verify import verify
+from ledgerlake.verify.verify import Verdict, verify
 from tests.live.pipelines import rejects_rows, run_once, running
 from tests.live.test_schemas import send
 from tests.waiting import wait_until
@@ -463,6 +464,26 @@ def test_a_clustered_table_is_so_for_spark_too_and_the_stream_goes_on_after_its_
     assert spark.read.format("delta").load(path).where("country = 'de'").count() == len(
         range(0, 40, 3)
     )
+
+
+def test_what_was_read_for_other_tables_and_topics_that_have_left_are_not_missing(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic, leaving = runtime.topic(), runtime.topic()
+    of_b = {"path": "b", "where": "key = 'b'"}
+    data = config(runtime, tmp_path, [topic, leaving], [of_b], path=str(tmp_path / "rest"))
+    for name in (topic, leaving):
+        publish(runtime, name, [b"1", b"2"])
+        publish(runtime, name, [b"3"], partition_key="b")
+    assert verify(run_once(spark, data)) == Verdict(messages=6)
+    del data["tables"]
+    data["source"]["topics"] = [topic]
+    assert verify(parse_config(data)) == Verdict(messages=2, not_checked=1)
+    publish(runtime, topic, [b"4"], partition_key="b")
+    done = run_once(spark, data)
+    assert verify(done) == Verdict(messages=3, not_checked=1)
+    assert forget_topic(done, leaving) == [leaving]
+    assert verify(run_once(spark, data)) == Verdict(messages=3, not_checked=1)
 
 
 def test_a_table_that_is_partitioned_otherwise_is_refused(

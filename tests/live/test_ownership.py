@@ -4,6 +4,7 @@ on is exact.
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from functools import partial
@@ -15,13 +16,17 @@ from deltalake import DeltaTable
 from ledgerlake.api import run
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.errors import CheckpointError, ConsumerBusyError, SetupError
+from ledgerlake.inspect.delayed_counts import delayed_counts
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.batches import BatchWriter
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.forget import forget
 from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.stored.places import Place
+from ledgerlake.verify.verify import verify
 from tests.live.pipelines import (
+    now_ms,
+    publish_delayed,
     publish_numbers,
     rows_by_position,
     run_once,
@@ -221,7 +226,7 @@ def test_a_stream_that_is_renamed_by_the_steps_of_the_docs_loses_nothing_and_lea
     publish_delayed(runtime, topic, [(b"3", now_ms() + 1000)])
     former = runtime.config(tmp_path, topic, name="former")
     config = run_once(spark, former)
-    while sum(count.waiting for count in waiting_messages(spark, config)):
+    while sum(count.delayed for count in delayed_counts(spark, config)):
         run_once(spark, former)
     renamed = runtime.config(tmp_path, topic, name="renamed")
     renamed["stream"]["checkpoint"] = str(tmp_path / "renamed")

@@ -16,12 +16,14 @@ from ledgerlake.options.config import SECTION_CLASSES, parse_config
 from ledgerlake.options.declared import declared
 from ledgerlake.pipeline.batch_ends import BatchEnds, LastRun
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.row_settings import changed, delivery_of, row_settings
+from ledgerlake.pipeline.row_settings import changed, delivery_of, row_settings, selected_now
 from ledgerlake.pipeline.start import Start, query_name
 from ledgerlake.source.wakeup_files import WakeupTimes, save_wakeup_times
+from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.open_table import existing_table
+from ledgerlake.wire.message_id import Position
 from tests.pipeline_tables import opened_tables
 
 if TYPE_CHECKING:
@@ -275,6 +277,42 @@ def test_tables_in_a_checkpoint_that_are_damaged_or_of_a_newer_release_are_refus
         (tmp_path / "ledgerlake" / "tables.json").write_text(text)
         with pytest.raises(OffsetError):
             checkpoint.tables()
+
+
+def test_a_start_with_other_tables_records_up_to_where_the_former_ones_were_read_for(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "checkpoint"
+    first, second = config(folder), config(folder, enabled=False)
+    read = {"t": PartitionOffset(Position(7, 3))}
+    checkpoint = Checkpoint(Place(str(folder)))
+    checkpoint.save_selected(selected_now(checkpoint.selected(), first, {}))
+    assert selected_now(checkpoint.selected(), first, read).earlier_ends == {}
+    checkpoint.save_selected(selected_now(checkpoint.selected(), second, read))
+    later = {"t": PartitionOffset(Position(9, 9))}
+    assert selected_now(checkpoint.selected(), second, later).earlier_ends == {"t": Position(7, 3)}
+    assert selected_now(checkpoint.selected(), first, later).earlier_ends == {"t": Position(9, 9)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"delta": {"path": "/lake/other"}},
+        {"delta": {"path": "/lake/m", "rejects_path": "/lake/other"}},
+        {"tables": [{"path": "/lake/a", "where": "size > 5"}]},
+        {"tables": [{"path": "/lake/a", "topics_pattern": "a"}]},
+        {"delta": {"path": "/lake/m", "shape": "record", "sql": "select 1 one from messages"}},
+    ],
+)
+def test_what_decides_which_tables_have_to_have_a_message_is_a_change(change: Any) -> None:
+    data = {
+        "source": {"service_url": "pulsar://h:1", "topics": ["t"]},
+        "stream": {"name": "s", "checkpoint": "/lake/checkpoint"},
+        "delta": {"path": "/lake/m"},
+    }
+    before = selected_now(None, parse_config(data), {})
+    changed_data = parse_config(data | change)
+    assert selected_now(before, changed_data, {}).settings != before.settings
 
 
 def test_a_batch_that_the_table_has_is_run_again_under_the_settings_that_it_was_written_with(

@@ -55,7 +55,8 @@ def compared(
     *records: np.ndarray, groups: tuple[int, ...] = (1,)
 ) -> tuple[int, list[list[int]], list[list[int]]]:
     """Duplicates, and the absent and the not_due messages by group and topic partition."""
-    result = compare(np.concatenate(records), np.array(groups))
+    ends = np.full((len(groups), 2), -1)
+    result = compare(np.concatenate(records), np.array(groups), ends)
     return result.duplicate, result.absent.tolist(), result.not_due.tolist()
 
 
@@ -151,7 +152,9 @@ def test_messages_that_are_not_in_a_row_are_records_of_their_own(keys: list[Key]
 
 
 def test_nothing_is_compared_without_topic_partitions() -> None:
-    result = compare(np.empty(0, dtype=RECORD), np.empty(0, dtype=np.int64))
+    result = compare(
+        np.empty(0, dtype=RECORD), np.empty(0, dtype=np.int64), np.empty((0, 2), dtype=np.int64)
+    )
     assert (result.duplicate, result.absent.size, result.not_due.size) == (0, 0, 0)
 
 
@@ -259,7 +262,7 @@ def streamed(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple
                 )
                 rows = rows[size:]
         for part in records.parts():
-            result = compare(part, counts)
+            result = compare(part, counts, np.full((len(counts), 2), -1))
             duplicate += result.duplicate
             for counter, numbers in ((absent, result.absent), (not_due, result.not_due)):
                 for group, partition in zip(*np.nonzero(numbers), strict=True):

@@ -25,6 +25,7 @@ from ledgerlake.errors import TransportError
 from ledgerlake.inspect.reject_counts import count_rejects
 from ledgerlake.options.config import TableConfig, parse_config
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.row_settings import selected_now
 from ledgerlake.source.pieces import Piece
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place
@@ -38,7 +39,7 @@ from tests.chunks import chunk_entries
 from tests.entries import BROKER_TIME_MS, bundle, single
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ledgerlake.options.config import Config
 
@@ -91,11 +92,11 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(table_rows, "_BATCH_ROWS", 4)
 
 
-def configured(folder: Path, **delta: Any) -> Config:
+def configured(folder: Path, topics: Sequence[str] = ("t",), **delta: Any) -> Config:
     write_deltalake(str(folder / "rejects"), pa.Table.from_pylist([], schema=schema.REJECTS))
     return parse_config(
         {
-            "source": {"service_url": "pulsar://nowhere:1", "topics": ["t"]},
+            "source": {"service_url": "pulsar://nowhere:1", "topics": list(topics)},
             "stream": {"name": "orders", "checkpoint": str(folder / "checkpoint")},
             "delta": {
                 "path": str(folder / "messages"),
@@ -200,6 +201,51 @@ def test_files_that_another_writer_made_of_ours_have_no_order(tmp_path: Path) ->
     write_as_another(tmp_path, pa.concat_tables([first.slice(30, 20), first.slice(0, 20), second]))
     write(tmp_path, first.slice(20, 10), first.slice(50))
     assert verify(config) == Verdict(messages=120)
+
+
+def test_a_topic_that_has_left_the_configuration_is_not_compared(tmp_path: Path) -> None:
+    config = configured(tmp_path, topics=["t-partition-0"])
+    write(tmp_path, messages(NAMES[0]).slice(1))
+    assert verify(config) == Verdict(messages=59, missing=1)
+
+
+def begin_with_other_tables(config: Config) -> Callable[[int], None]:
+    """A checkpoint whose stream had another table until now, and what makes it have the tables of
+    the configuration behind an entry.
+    """
+    checkpoint = Checkpoint(config.checkpoint_place)
+    other = replace(config, tables=(TableConfig(path="/lake/large", where="size > 5"),))
+    before = selected_now(None, other, {})
+    checkpoint.save_selected(before)
+
+    def read_on(entry_id: int) -> None:
+        read = dict.fromkeys(NAMES, PartitionOffset(Position(7, entry_id)))
+        checkpoint.save_selected(selected_now(before, config, read))
+
+    return read_on
+
+
+def test_a_message_that_was_read_for_other_tables_is_not_missing(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    read_on = begin_with_other_tables(config)
+    write(tmp_path, messages(NAMES[0]).slice(0, 50), messages(NAMES[1]))
+    assert verify(config) == Verdict(messages=110, not_checked=10)
+    read_on(54)
+    assert verify(config) == Verdict(messages=110, missing=5, not_checked=5)
+
+
+def test_a_key_whose_messages_were_read_for_other_tables_is_not_checked(tmp_path: Path) -> None:
+    config = configured(tmp_path, mode="latest")
+    read_on = begin_with_other_tables(config)
+    table = LatestTable(Place(str(tmp_path / "messages")), schema.MESSAGES)
+    table.check(None)
+    table.create()
+    first = messages(NAMES[0])
+    # Of the keys k0 to k9 the rows are not those of the latest messages.
+    write(tmp_path, first.slice(20, 10), first.slice(50, 5), first.slice(56))
+    assert verify(config) == Verdict(messages=19, not_checked=20)
+    read_on(49)
+    assert verify(config) == Verdict(messages=19, missing=1, not_checked=10)
 
 
 _QUERY = {"shape": "record", "sql": "select 1 as one from messages"}

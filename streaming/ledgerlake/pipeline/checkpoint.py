@@ -10,6 +10,8 @@
                                             has (see ``table.delta_table``)
     <checkpoint>/ledgerlake/settings.json   the settings that decide which rows a micro-batch gives
                                             (see ``row_settings``)
+    <checkpoint>/ledgerlake/selected.json   what decides which tables have to have a message, and up
+                                            to where it was otherwise (see ``row_settings``)
     <checkpoint>/ledgerlake/tables.json     by name the absolute places of the tables that its
                                             micro-batches are written to, with a version; written
                                             before the first micro-batch of a run that may write
@@ -42,7 +44,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ledgerlake.errors import CheckpointError, SetupError
 from ledgerlake.pipeline.row_settings import VERSION as SETTINGS_VERSION
-from ledgerlake.pipeline.row_settings import RowSettings, read_settings
+from ledgerlake.pipeline.row_settings import RowSettings, Selected, read_selected, read_settings
 from ledgerlake.pipeline.spark_log import SparkLog, damaged, load_file, not_readable, not_writable
 from ledgerlake.stored.fields import exactly, reader_of, stored
 from ledgerlake.stored.files import create_json, load_stored, save_json
@@ -228,6 +230,25 @@ class Checkpoint:
         if self.settings() == settings:
             return
         self._save("settings", {"version": SETTINGS_VERSION, "settings": settings})
+
+    def selected(self) -> Selected | None:
+        """Return what decided under the last run which tables have to have a message; None if it is
+        not recorded.
+
+        Raises:
+            OffsetError: a newer release wrote it, or it is damaged.
+        """
+        return self._load("selected", "selection of tables", read_selected, SETTINGS_VERSION)
+
+    def save_selected(self, selected: Selected) -> None:
+        """Record what decides from here on which tables have to have a message.
+
+        Raises:
+            SetupError: the folder cannot be written.
+        """
+        if self.selected() == selected:
+            return
+        self._save("selected", selected.to_json())
 
     def tables(self) -> dict[str, str]:
         """Return by name the places of the tables that the last run wrote to.

@@ -18,19 +18,37 @@ a topic partition whose delayed messages are first touched later begins there to
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.errors import UsageError
 from ledgerlake.stored.fields import exactly, stored
 from ledgerlake.stored.places import Place, parse_place
+from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config, DeliverConfig
+    from ledgerlake.stored.offsets import Offset
 
 VERSION = 1
 
 Setting = bool | int | str | None
 RowSettings = dict[str, Setting]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The ``selection`` of the last run, and up to where topic partitions were read under an
+    earlier one: ``verify`` cannot know which tables have to have those messages.
+    """
+
+    settings: RowSettings
+    earlier_ends: dict[str, Position]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"version": VERSION, **asdict(self)}
+
 
 STORAGE = "[delay] storage"
 PAYLOADS = "[delay] payloads"
@@ -71,6 +89,31 @@ def row_settings(config: Config, before: RowSettings | None = None) -> RowSettin
         TABLES: ", ".join(table.name for table in config.table_options),
         **{table.section: table.row_settings for table in config.table_options},
     }
+
+
+def selection(config: Config) -> RowSettings:
+    """Return what decides which tables have to have a message."""
+    tables = [[str(table.place), table.row_settings] for table in config.table_options]
+    return {
+        "tables": json.dumps(tables),
+        "rejects": str(config.rejects_place),
+        "[delay] enabled": config.delay.enabled,
+    }
+
+
+def selected_now(before: Selected | None, config: Config, committed: Offset) -> Selected:
+    """Return the record of a run under a configuration.
+
+    Args:
+        before: that of the last run.
+        committed: the last committed offset.
+    """
+    settings = selection(config)
+    if before is None:
+        return Selected(settings, {})
+    if before.settings == settings:
+        return before
+    return Selected(settings, {name: offset.position for name, offset in committed.items()})
 
 
 def _beginning(deliver: DeliverConfig | None, former: Setting) -> Setting:
@@ -137,8 +180,19 @@ def _below(storage: str, checkpoint: Place) -> str | None:
 def read_settings(data: dict[str, Any]) -> RowSettings:
     """Read the settings in a checkpoint; for ``stored.files.load_stored``."""
     (found,) = exactly(data, "settings")
+    return _settings(found)
+
+
+def _settings(found: Any) -> RowSettings:
     settings: RowSettings = stored(dict[str, Any], found)
     for name, value in settings.items():
         if not isinstance(value, (bool, int, str, type(None))):
             raise ValueError(f"{name} is not a text, a number, true or false")
     return settings
+
+
+def read_selected(data: dict[str, Any]) -> Selected:
+    """Read the selection in a checkpoint; for ``stored.files.load_stored``."""
+    settings, ends = exactly(data, "settings", "earlier_ends")
+    earlier_ends: dict[str, Position] = stored(dict[str, Position], ends)
+    return Selected(_settings(settings), earlier_ends)

@@ -32,7 +32,13 @@ from ledgerlake.pipeline.left_topics import (
     warn_of_left_topics,
 )
 from ledgerlake.pipeline.moved_state import adopt_state, former_place
-from ledgerlake.pipeline.row_settings import changed, delivery_of, is_needed_in_state, row_settings
+from ledgerlake.pipeline.row_settings import (
+    changed,
+    delivery_of,
+    is_needed_in_state,
+    row_settings,
+    selected_now,
+)
 from ledgerlake.pipeline.wakeups import known_wakeup_times
 from ledgerlake.source.bounds import (
     end_position,
@@ -135,6 +141,9 @@ class Start:
 
     def _save_settings(self) -> None:
         settings = row_settings(self._config, self._checkpoint.settings())
+        committed = self._checkpoint.log.committed_offset() or {}
+        selected = selected_now(self._checkpoint.selected(), self._config, committed)
+        self._checkpoint.save_selected(selected)
         self._checkpoint.save_settings(settings)
         self.delivery = delivery_of(settings)
 
@@ -400,8 +409,8 @@ class Start:
 
     def check_tables_are_newest(self, tables: list[Table]) -> list[str]:
         """Check that no table is missing or older than the checkpoint: the topic may no longer have
-        the rows that it lacks. Return the names of the tables that are missing and whose topics are
-        gone too.
+        the rows that it lacks. Return the names of the tables that are missing and whose topics
+        were deleted or forgotten.
 
         A folder that the checkpoint never saw, and that has no batch of the stream, is a new table,
         which the user chose. A folder may have been the table of another section: it has to have
@@ -436,8 +445,9 @@ class Start:
             topics = self._tables.topics_of(name, self._known_topics())
             if table not in tables and topics and self._are_gone(topics):
                 _log.warning(
-                    "the table at %s was removed, and its topic %s is gone too, so the stream goes "
-                    "on without them; if that was by mistake, stop it and restore the table",
+                    "the table at %s was removed, and its topic %s was deleted or forgotten, so "
+                    "the stream goes on without them; if that was by mistake, stop it and restore "
+                    "the table",
                     table.path,
                     ", ".join(topics),
                 )

@@ -73,12 +73,14 @@ _FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 @dataclass(frozen=True)
 class Compared:
     """What a comparison found. ``duplicate`` are rows beyond the first of one key, time and table.
-    ``absent`` and ``not_due`` are the messages that no table of a group has, by group and topic
-    partition: those that are due, and those that are not.
+    ``absent``, ``earlier`` and ``not_due`` are the messages that no table of a group has, by group
+    and topic partition: those that are due and those that are not; of the due ones, ``earlier`` are
+    those up to the earlier end.
     """
 
     duplicate: int
     absent: Counts
+    earlier: Counts
     not_due: Counts
 
 
@@ -146,11 +148,15 @@ def entry_hashes(records: Records) -> NDArray[np.uint64]:
     return mixed * np.uint64(_FACTORS[0])
 
 
-def compare(records: Records, groups: NDArray[np.int64]) -> Compared:
+def compare(
+    records: Records, groups: NDArray[np.int64], earlier_ends: NDArray[np.int64]
+) -> Compared:
     """Compare all records of some entries.
 
     Args:
         groups: how many groups of tables each topic partition has.
+        earlier_ends: ledger and entry up to which each topic partition was read for other tables;
+            -1 if it was not.
     """
     records = _without_overlaps(_with_comparable_indexes(_in_order(records)))
     begins_entry = _differs(records, _ENTRY)
@@ -160,15 +166,26 @@ def compare(records: Records, groups: NDArray[np.int64]) -> Compared:
     entries, runs = _numbers(begins_entry), _numbers(begins_run)
     most = int(groups.max(initial=0))
     absent = np.zeros((most, len(groups)), dtype=np.int64)
-    not_due = np.zeros_like(absent)
+    earlier, not_due = np.zeros_like(absent), np.zeros_like(absent)
+    is_due, is_earlier = ~records["is_not_due"], _up_to(records, earlier_ends)
     for group in range(most):
         counts = is_row & (records["group"] == group)
         has_row = _has_any(runs, counts) & (records["kind"] != Kind.CHUNK)
         is_there = np.where(records["kind"] == Kind.ENTRY, _has_any(entries, counts), has_row)
         lacks = ~is_row & ~is_there & (groups[records["partition"]] > group)
-        absent[group] = _by_partition(records[lacks & ~records["is_not_due"]], len(groups))
-        not_due[group] = _by_partition(records[lacks & records["is_not_due"]], len(groups))
-    return Compared(duplicate, absent, not_due)
+        absent[group] = _by_partition(records[lacks & is_due & ~is_earlier], len(groups))
+        earlier[group] = _by_partition(records[lacks & is_due & is_earlier], len(groups))
+        not_due[group] = _by_partition(records[lacks & ~is_due], len(groups))
+    return Compared(duplicate, absent, earlier, not_due)
+
+
+def _up_to(records: Records, ends: NDArray[np.int64]) -> Mask:
+    """Return a mask of the records up to the end of their topic partition."""
+    ledger_id, entry_id = ends[records["partition"]].T
+    is_before: Mask = (records["ledger_id"] < ledger_id) | (
+        (records["ledger_id"] == ledger_id) & (records["entry_id"] <= entry_id)
+    )
+    return is_before
 
 
 def _in_order(records: Records) -> Records:

@@ -69,8 +69,8 @@ class Finding(Enum):
 
 @dataclass(frozen=True)
 class Span:
-    """The entries that were read of a topic partition: the first one, None if no entry was
-    read, and the last one.
+    """The entries of a topic partition that decide: the first one, None if no entry was read, and
+    the last one. Earlier ones are gone, or were read when others counted for the table.
     """
 
     first: RowPlace | None
@@ -179,6 +179,8 @@ def judge_key(messages: Sequence[Any], row: Any, spans: Mapping[int, Span]) -> F
         messages: the last ones of each topic partition.
         row: the table's row; None if the table has no row of the key.
     """
+    if all(_is_trimmed(known, spans) for known in (*messages, *(() if row is None else (row,)))):
+        return Finding.TRIMMED
     is_trimmed = row is not None and _is_trimmed(row, spans)
     if row is not None and not is_trimmed and _place(row) > spans[int(row["partition"])].end:
         return Finding.UNDECIDED

@@ -1,11 +1,11 @@
 """Compares the tables with their topics, by position and broker index.
 
 The topic's messages after the query's first offset, up to the last micro-batch that it committed,
-are compared with the table's rows of that range. An entry in ``rejects`` accounts for its messages,
-and a single message of a batch there for itself. A replayed reject accounts for nothing. Chunks are
-accounted for by their large message, which has the position of its last chunk. Whether that message
-is complete is found by the rules of ``assembly.rules`` over all chunks of the range, without
-limits.
+are compared with the table's rows of that range, if the configuration selects their topic. An entry
+in ``rejects`` accounts for its messages, and a single message of a batch there for itself. A
+replayed reject accounts for nothing. Chunks are accounted for by their large message, which has the
+position of its last chunk. Whether that message is complete is found by the rules of
+``assembly.rules`` over all chunks of the range, without limits.
 
 A table that takes all messages of a topic is compared by itself. The others are compared together:
 a message has to be in one of them. If one of them has a query or a function, nothing is missing for
@@ -32,7 +32,9 @@ incomplete large messages.
                    those in files of other writers, such as Delta's ``OPTIMIZE``)
     not_checked    rows before the first message that the topic still has, or before the start of
                    the checkpoint; a later row without a message is not found. And large messages
-                   whose last chunk the topic has and whose first chunk it may have had
+                   whose last chunk the topic has and whose first chunk it may have had. And
+                   messages that are in no table and were read under other tables, conditions or
+                   delays: nothing tells which tables these were
     incomplete_chunks
                    chunks of incomplete large messages that are not in rejects
     not_due        delayed messages that were not due when the last micro-batch was planned, and
@@ -70,6 +72,7 @@ from ledgerlake.options.table_options import tables_of_topic
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.known_tables import is_missed
 from ledgerlake.pipeline.record_schemas import FIRST_VERSION
+from ledgerlake.pipeline.row_settings import selected_now
 from ledgerlake.pipeline.start import query_name
 from ledgerlake.pipeline.tables import Tables
 from ledgerlake.pipeline.wakeups import wakeup_folder
@@ -157,8 +160,8 @@ class Verdict:
         notes = f"{counted(self.rejects, 'reject', 'rejects')}, {self.late:,} late"
         if self.not_checked:
             notes += (
-                f", {self.not_checked:,} not compared: removed from the topic, or before the "
-                "start of this checkpoint"
+                f", {self.not_checked:,} not compared: removed from the topic, before the start of "
+                "this checkpoint, or read for other tables by an earlier configuration"
             )
         if self.incomplete_chunks:
             chunks = counted(self.incomplete_chunks, "chunk", "chunks")
@@ -201,9 +204,9 @@ def verify(config: Config) -> Verdict:
             reached_ms = (
                 _reached_ms(end[name], wakeup_times_ms.get(name)) if config.delay.enabled else None
             )
-            partitions.append(
-                _Partition(number, span, reached_ms, tables.of_topic(split_partition(name)[0]))
-            )
+            of_topic = tables.of_topic(split_partition(name)[0])
+            earlier_end = tables.earlier_ends.get(name, BEFORE_ALL)
+            partitions.append(_Partition(number, span, reached_ms, of_topic, earlier_end))
         comparison = _Comparison(partitions, stack.enter_context(HashedParts(RECORD, entry_hashes)))
         comparison.read_rejects(tables.rejects)
         for partition in partitions:
@@ -228,7 +231,8 @@ def _warnings(config: Config, end: Offset) -> tuple[str, ...]:
 class _Partition:
     """A topic partition: the range to compare, and the findings so far.
 
-    ``number`` is the number in its records. ``rejected`` and ``replayed`` have ledger, entry, batch
+    ``number`` is the number in its records. ``earlier_end`` is up to where it was read by an
+    earlier configuration for other tables. ``rejected`` and ``replayed`` have ledger, entry, batch
     index and reason of rejects, until the topic is read.
     """
 
@@ -236,6 +240,7 @@ class _Partition:
     span: EntryRange
     reached_ms: int | None
     tables: _TablesOfTopic
+    earlier_end: Position
     rejected: list[Keys] = field(default_factory=list)
     replayed: list[Keys] = field(default_factory=list)
     first: Position | None = None
@@ -286,9 +291,14 @@ class _Comparison:
             make_counting and make_counting({name: found for name, (_, found) in latest.items()}),
         )
         partition.first, end = content.first, partition.span.end
-        first = None if content.first is None else (content.first.ledger_id, content.first.entry_id)
+        decisive = None
+        if content.first is not None:
+            first, earlier = content.first, partition.earlier_end
+            decisive = max(
+                (first.ledger_id, first.entry_id), (earlier.ledger_id, earlier.entry_id + 1)
+            )
         for table, counting in latest.values():
-            table.end(counting, Span(first, (end.ledger_id, end.entry_id)))
+            table.end(counting, Span(decisive, (end.ledger_id, end.entry_id)))
         self._verdict.rejects += rejects
         self._verdict.incomplete_chunks += content.incomplete_chunks
         self._verdict.not_checked += content.not_checked
@@ -320,16 +330,24 @@ class _Comparison:
             [partition.tables.group_count for partition in partitions], dtype=np.int64
         )
         absent = np.zeros((groups.max(initial=0), len(groups)), dtype=np.int64)
-        not_due = np.zeros_like(absent)
+        earlier, not_due = np.zeros_like(absent), np.zeros_like(absent)
+        ends = [partition.earlier_end for partition in partitions]
+        earlier_ends = np.array(
+            [(end.ledger_id, end.entry_id) for end in ends], dtype=np.int64
+        ).reshape(-1, 2)
         for part in self._records.parts():
-            compared = compare(part, groups)
+            compared = compare(part, groups, earlier_ends)
             self._verdict.duplicate += compared.duplicate
             absent += compared.absent
+            earlier += compared.earlier
             not_due += compared.not_due
         for partition in partitions:
             number = partition.number
             partition.tables.count_absent(
-                self._verdict, absent[:, number].tolist(), not_due[:, number].tolist()
+                self._verdict,
+                absent[:, number].tolist(),
+                earlier[:, number].tolist(),
+                not_due[:, number].tolist(),
             )
         return self._verdict
 
@@ -396,7 +414,9 @@ def _open(config: Config, cluster: Cluster) -> tuple[_Tables, Offset, Offset, di
     checkpoint = Checkpoint(config.checkpoint_place)
     for _ in range(_TRIES):
         wakeup_times_ms = load_times_ms(wakeup_folder(checkpoint))
-        start, end = checkpoint.committed_range()
+        start, committed = checkpoint.committed_range()
+        topics = config.source.topics
+        end = {name: offset for name, offset in committed.items() if topics.includes(name)}
         tables = _Tables(config, cluster, end)
         if not tables.are_ahead(checkpoint):
             break
@@ -420,6 +440,8 @@ class _Tables:
             if not options.is_template and not options.keeps_latest:
                 self._open(options)
         self._cluster = cluster
+        recorded = Checkpoint(config.checkpoint_place).selected()
+        self.earlier_ends = selected_now(recorded, config, end).earlier_ends
         self._settings: dict[str, TableBatch] = {}
         self._snapshots: dict[str, DeltaTable] = {}
         self._latest: dict[str, LatestComparison] = {}
@@ -556,16 +578,24 @@ class _TablesOfTopic:
         self.groups |= dict.fromkeys(parts, -1 if whole else 0)
         self.group_count = len(whole) or 1
 
-    def count_absent(self, verdict: Verdict, absent: Sequence[int], not_due: Sequence[int]) -> None:
+    def count_absent(
+        self,
+        verdict: Verdict,
+        absent: Sequence[int],
+        earlier: Sequence[int],
+        not_due: Sequence[int],
+    ) -> None:
         """Count the messages of a topic partition that the tables of a group do not have.
 
         Args:
             absent: those that are due, by group.
+            earlier: due ones too, that were read for other tables, by group.
             not_due: those that are not due, by group.
         """
         # A message that is not due is no fault, whatever a query would make of it.
         verdict.not_due += max(not_due)
         if self._leaves_out and not self._has_whole:
-            verdict.left_out += absent[0]
+            verdict.left_out += absent[0] + earlier[0]
         else:
             verdict.missing += sum(absent)
+            verdict.not_checked += sum(earlier)
