@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
@@ -22,6 +23,7 @@ from ledgerlake.decode import schema
 from ledgerlake.errors import (
     BrokerError,
     CheckpointError,
+    ConsumerBusyError,
     OffsetError,
     OwnershipError,
     ProcessLostError,
@@ -777,6 +779,35 @@ def test_a_new_topic_whose_subscription_another_process_holds_stops_nothing_unle
             keeper._cursors.pop(TOPIC).close()
         wait_until(lambda: bool(lost))
         assert f"holds the subscription s of {TOPIC}" in lost[0].message
+        keeper.close()
+        cluster.close()
+
+
+def test_a_start_leaves_a_topic_out_that_was_never_read_and_that_the_broker_refuses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    new = f"{TOPIC}-new"
+    with Peer() as peer:
+        peer.refuse_topics = {new: (pb.AuthorizationError, "not authorized")}
+        cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
+        for unread in ([], [new]):
+            keeper = CursorKeeper(cluster, "s", Checkpoint(Place(str(tmp_path))))
+            with pytest.raises(BrokerError) if new not in unread else contextlib.nullcontext():
+                keeper.acquire([TOPIC, new], from_earliest=True, unread=unread)
+            keeper.close()
+        assert f"the subscription s of {new} cannot be opened yet" in caplog.text
+        cluster.close()
+
+
+def test_a_start_of_which_another_process_holds_all_subscriptions_owns_nothing(
+    tmp_path: Path,
+) -> None:
+    with Peer() as peer:
+        peer.subscriptions["s"] = True
+        cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
+        keeper = CursorKeeper(cluster, "s", Checkpoint(Place(str(tmp_path))))
+        with pytest.raises(ConsumerBusyError):
+            keeper.acquire([TOPIC], from_earliest=True, busy_for_s=0.0, unread=[TOPIC])
         keeper.close()
         cluster.close()
 

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
-from ledgerlake.errors import DataLossError, TopicNotFoundError
+from ledgerlake.errors import BrokerError, DataLossError, TopicNotFoundError
 from ledgerlake.options.declared import to_spark
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -514,9 +514,47 @@ def test_a_new_topic_that_the_broker_refuses_ends_no_other_and_is_read_once_it_m
     ]
     assert new in warning
     assert words in warning
-    peer.refuse_topics = {}
+    reader.stop()
+    for is_fixed in (False, True):
+        peer.add(single(b"b"), first=len(peer.entries))
+        again = pattern_reader(peer, topicsPattern="pe+r.*", retryTimeoutMs="200", **options)
+        _readers.append(again)
+        if is_fixed:
+            again.prepareForTriggerAvailableNow()
+        before, start = start, again.latestOffset(start, ReadAllAvailable())
+        assert set(from_json(start)) == {TOPIC}
+        assert start != before
+        if is_fixed:
+            again.stop()
+            again = pattern_reader(peer, topicsPattern="pe+r.*", retryTimeoutMs="200", **options)
+            _readers.append(again)
+            again.latestOffset(start, ReadAllAvailable())
+        peer.refuse_topics = {} if is_fixed else peer.refuse_topics
     time.sleep(0.3)
-    assert from_json(reader.latestOffset(start, ReadAllAvailable()))[new].position == Position(7, 0)
+    end = from_json(again.latestOffset(start, ReadAllAvailable()))
+    assert end[new].position == Position(7, 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"pinnedBy": "s"}, {"subscription": "s"}])
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_a_topic_that_was_read_and_that_the_broker_refuses_ends_the_start(
+    peer: Peer, options: dict[str, str], is_fixed: bool
+) -> None:
+    names = [TOPIC, f"{TOPIC}-other"]
+    peer.topics = names
+    peer.add(single(b"a"))
+    reader = pattern_reader(peer, topicsPattern="pe+r.*", **options)
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    reader.stop()
+    peer.refuse_topics = {names[1]: (pb.AuthorizationError, "not authorized")}
+    # The driver of a pipeline begins with the topics of a first start.
+    for given in [start] if "pinnedBy" in options else [start, None]:
+        again = pattern_reader(peer, topicsPattern="pe+r.*", **options)
+        _readers.append(again)
+        if is_fixed:
+            again.prepareForTriggerAvailableNow()
+        with pytest.raises(BrokerError, match="not authorized"):
+            again.latestOffset(given or again.initialOffset(), ReadAllAvailable())
 
 
 def test_a_new_topic_whose_subscription_somebody_holds_makes_no_other_wait(

@@ -98,22 +98,37 @@ class CursorKeeper:
         topic_partitions: Iterable[str],
         from_earliest: bool,
         busy_for_s: float | None = None,
+        unread: Collection[str] = (),
     ) -> None:
         """Acquire the subscriptions, in order, so that one of two processes gets all of them;
         create those that are missing.
 
         Args:
             busy_for_s: how long to wait for another process, as ``DurableCursor.ensure`` has it.
+            unread: topic partitions that came since the stream began. If the broker refuses one, it
+                is tried again, as one that comes while the stream runs.
 
         Raises:
             ConsumerBusyError: another process holds one; no subscription was created before the
                 first that is free.
             TopicNotFoundError, BrokerError, TransportError: as for a reader.
         """
-        for name in sorted(topic_partitions):
+        for name in sorted(topic_partitions, key=lambda name: (name in unread, name)):
+            if name in unread and self._may_wait(name):
+                continue
             cursor = DurableCursor(self._cluster, name, self.subscription)
             self._cursors[name] = cursor
             cursor.ensure(from_earliest, busy_for_s)
+
+    def _may_wait(self, name: str) -> bool:
+        """Try to open the subscription of a new topic partition; return whether the stream may
+        begin. If somebody holds it, this process needs another one, which shows that it owns the
+        stream.
+        """
+        with contextlib.suppress(TopicNotFoundError):
+            is_open = self._open_new(name)
+            return is_open or bool(self._cursors) or not self._unopened[name].is_busy
+        return True
 
     def acquire_existing(self, topic_partitions: Iterable[str]) -> None:
         """Acquire the subscriptions that exist, and create none; wait for no other process.

@@ -112,7 +112,13 @@ class Start:
             ends |= self._checkpoint.first_ends()
             self._checkpoint.save_first_ends(ends)
         try:
-            self._cursors.acquire(names, from_earliest=bound != "latest" or start is not None)
+            self._cursors.acquire(
+                names,
+                from_earliest=bound != "latest" or start is not None,
+                unread=()
+                if start is None
+                else set(names) - known_topic_partitions(self._checkpoint),
+            )
         except ConsumerBusyError:
             # Another process owns the stream, so this start has made no cursor.
             self._checkpoint.remove_first_ends()

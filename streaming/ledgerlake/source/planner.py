@@ -131,8 +131,10 @@ class Planner:
             self._backlog = BacklogCounts(self._cluster, options.min_rows_per_trigger)
         self._warned = False
         self._missing = ""
-        # New topic partitions that the broker refuses, with the reason.
-        self._refused: dict[str, str] = {}
+        # Those that were read; others may be left out.
+        self._read: set[str] = set()
+        # Those that were never read and that the broker refuses.
+        self._refused: dict[str, LedgerlakeError] = {}
         self._came_later: set[str] = set()
         self._has_begun = False
         try:
@@ -149,6 +151,9 @@ class Planner:
         for _, by_topic in (self._options.starts, self._options.ends):
             check_partitions(self._topics.names, by_topic)
         names = self._options.starting_by_topic if self._options.pinned_by else self._topics.names
+        self._read |= set(names)
+        for name in self._refused.keys() & self._read:
+            raise self._refused[name]
         with first_cluster(self._cluster, self._options) as cluster:
             return {name: self._start_of(cluster, name) for name in sorted(names)}
 
@@ -195,44 +200,57 @@ class Planner:
         )
         # The list of topics shows that those that are gone were created again.
         for name in [*gone, *sorted(names - set(self._latest))]:
-            if self._has_begun:
-                self._begin_later(name)
-            else:
-                self._cursors.begin(name, came_later=False)
-                self._watch(name, LatestOffset(self._cluster, name))
+            self._begin(name)
 
-    def _begin_later(self, name: str) -> None:
-        """Begin with a topic partition that came later. Who may create a topic decides about its
-        rights and limits, so a refusal does not end the others: it stays a new one.
+    def _begin(self, name: str) -> None:
+        """Begin with a topic partition. Who may create a topic decides about its rights and limits,
+        so a refusal does not end the others: it stays a new one.
         """
         latest = LatestOffset(self._cluster, name)
         try:
-            latest.try_to_open()
-            self._cursors.begin(name, came_later=True)
+            if self._has_begun:
+                latest.try_to_open()
+            self._cursors.begin(name, came_later=self._has_begun)
         except LedgerlakeError as error:
             latest.close()
-            if not isinstance(error, BrokerError) and not is_retryable(error):
+            if not isinstance(error, BrokerError) and not (self._has_begun and is_retryable(error)):
                 raise
-            if (
-                not isinstance(error, TopicNotFoundError)
-                and self._refused.get(name) != error.message
-            ):
-                self._refused[name] = error.message
-                _log.warning(
-                    "%s is new and cannot be read yet, and the others are read: %s", name, error
-                )
+            self._refuse(name, error)
             return
         self._refused.pop(name, None)
         if name in self._latest:
             latest.ended = self._latest[name].ended
         self._watch(name, latest)
-        self._came_later.add(name)
+        if self._has_begun:
+            self._came_later.add(name)
+
+    def _refuse(self, name: str, error: LedgerlakeError) -> None:
+        """Leave a topic partition out that was never read; it is tried again."""
+        before = self._refused.get(name)
+        if isinstance(error, TopicNotFoundError) or (
+            before is not None and before.message == error.message
+        ):
+            return
+        self._refused[name] = error
+        _log.warning("%s cannot be read yet, and the others are read: %s", name, error)
 
     def _watch(self, name: str, latest: LatestOffset) -> None:
         self._latest[name] = latest
         self._end_bounds[name] = EndBound(self._cluster, name, self._options.ending_of(name))
         self._limit_planners[name] = LimitPlanner(self._cluster, name)
         self._beginnings.pop(name, None)
+
+    def _drop(self, name: str) -> None:
+        memory = (
+            self._latest,
+            self._end_bounds,
+            self._limit_planners,
+            self._aims,
+            self._fixed_end or {},
+        )
+        for by_name in memory:
+            by_name.pop(name, None)
+        self._cursors.forget(name)
 
     def _forget_deleted(self, start: Offset, ends: Offset, delayed: Collection[str]) -> Offset:
         """Return the start without topic partitions that are deleted and were read to their end. If
@@ -259,16 +277,9 @@ class Planner:
                     name,
                     begin,
                 )
-            memory = (
-                self._latest,
-                self._end_bounds,
-                self._limit_planners,
-                self._aims,
-                self._fixed_end or {},
-            )
-            for by_name in (*memory, ends, result):
+            self._drop(name)
+            for by_name in (ends, result):
                 by_name.pop(name, None)
-            self._cursors.forget(name)
             if name in delayed:
                 result[name] = replace(unread, clock_ms=begin.clock_ms)
         return result
@@ -413,7 +424,15 @@ class Planner:
         """
         self._refresh_topics()
         refresh_all(self._latest.values())
-        offsets = {name: latest.get() for name, latest in self._latest.items()}
+        offsets = {}
+        for name, latest in list(self._latest.items()):
+            try:
+                offsets[name] = latest.get()
+            except BrokerError as error:
+                if name in self._read:
+                    raise
+                self._drop(name)
+                self._refuse(name, error)
         self._warn_without_broker_metadata(offsets)
         self._answered = self._capped(offsets)
         return dict(self._answered)
@@ -509,9 +528,12 @@ class Planner:
         }
 
     def _remember(self, start: Offset) -> None:
+        self._read |= start.keys()
         for name, offset in start.items():
             if name not in self._latest and self._options.topics.includes(name):
                 # The stream has read it before. Ask the broker whether it is deleted.
+                if name in self._refused:
+                    self._cursors.begin(name, came_later=False)
                 self._watch(name, LatestOffset(self._cluster, name))
                 self._latest[name].get()
             elif name in self._latest:

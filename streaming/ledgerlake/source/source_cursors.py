@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.cursor import DurableCursor
-from ledgerlake.errors import ConsumerBusyError, TopicNotFoundError
+from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, TopicNotFoundError
 from ledgerlake.source.bounds import end_position
 from ledgerlake.source.loss import moved_to
 from ledgerlake.wire.message_id import BEFORE_ALL
@@ -79,8 +79,13 @@ class SourceCursors:
                     cursor.advance(ends[name].position)
 
     def forget(self, name: str) -> None:
-        """Drop the cursor of a topic partition that is deleted."""
-        self._cursors.pop(name, None)
+        """Drop the cursor of a topic partition that is not read any more; it stays on the broker,
+        if the topic does.
+        """
+        cursor = self._cursors.pop(name, None)
+        if cursor is not None:
+            with contextlib.suppress(LedgerlakeError):
+                cursor.close()
 
     def with_pins(self, spans: list[EntryRange]) -> list[EntryRange]:
         """Return the ranges, each with the position from which a durable cursor has retained its
