@@ -169,6 +169,7 @@ FORMS = [
     if any(head == ["field", "type", "what it is"] for head, _ in tables_of(title))
 ]
 MESSAGES = [title for title in TITLES if any("number" in head for head, _ in tables_of(title))]
+LEARNED = f"{record_table.LEARNED}<stream>"
 VERSIONS = {
     cells[0].strip("[").split("]")[0].strip("`"): cells for cells in rows_of("Versions", "format")
 }
@@ -452,6 +453,7 @@ def write_tables(folder: Path) -> None:
         partitioned.commit(record, [], {TOPIC: 1}, outbox)
     partitioned.append_once("ledgerlake.replay:orders", 1, None, [])
     records = RecordTable(Place(str(folder / "records")))
+    records.stream = "orders"
     records.add_columns(pa.struct([("id", pa.int64())]), pa.struct([("id", pa.int64())]))
     records.create()
     clustered = ClusteredTable(Place(str(folder / "clustered")), schema.MESSAGES, ("key",))
@@ -718,7 +720,7 @@ def test_each_format_with_a_version_is_among_the_versions() -> None:
         for title in MESSAGES
         if any(cells[0] == "`version`" for cells in rows_of(title, "field"))
     }
-    assert with_version | {record_table.LEARNED, delta_table.PARTITION_BY} == set(VERSIONS)
+    assert with_version | {LEARNED, delta_table.PARTITION_BY} == set(VERSIONS)
     assert {int(VERSIONS[title][2]) for title in ("SnapshotMetadata", "BlockDirectory")} == {
         snapshot.VERSION
     }
@@ -726,9 +728,7 @@ def test_each_format_with_a_version_is_among_the_versions() -> None:
         schedule_state.VERSION
     }
     learned, partition_by = record_table._VERSION, delta_table._PARTITION_VERSION
-    assert [
-        int(VERSIONS[name][2]) for name in (record_table.LEARNED, delta_table.PARTITION_BY)
-    ] == [
+    assert [int(VERSIONS[name][2]) for name in (LEARNED, delta_table.PARTITION_BY)] == [
         learned,
         partition_by,
     ]
@@ -759,8 +759,9 @@ def test_the_properties_of_the_page_have_the_versions_of_the_page(made: Written)
     found: dict[str, str] = {}
     for table in made.tables:
         found |= DeltaTable(str(table)).metadata().configuration
-    for name in (record_table.LEARNED, delta_table.PARTITION_BY):
-        assert found[name].split(" ")[0] == VERSIONS[name][2]
+    of_page = {f"{record_table.LEARNED}orders": LEARNED, delta_table.PARTITION_BY: None}
+    for name, title in of_page.items():
+        assert found[name].split(" ")[0] == VERSIONS[title or name][2]
 
 
 def test_the_names_in_iceberg_tables_are_on_the_page() -> None:

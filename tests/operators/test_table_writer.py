@@ -610,7 +610,7 @@ def test_a_computed_column_does_not_take_the_name_of_another(tmp_path: Path) -> 
 )
 def test_a_partition_column_may_have_any_name_that_is_free(tmp_path: Path, name: str) -> None:
     options = table(tmp_path, "t", partition_by=(f"split_part(topic, '/', 5) as {name}",))
-    opened = MessagesTable(options, "auto", Place(str(tmp_path / "staging")))
+    opened = MessagesTable(options, "s", "auto", Place(str(tmp_path / "staging")))
     opened.table.check(None)
     opened.table.create()
     for number in range(9):

@@ -97,6 +97,21 @@ def test_the_types_that_a_query_sees_stay_whatever_the_order_in_which_topics_com
     assert third.by_name[f"table:{tmp_path / 't'}"].learned.names == ["amount", "more"]  # type: ignore[attr-defined]
 
 
+def test_the_query_of_each_stream_sees_the_columns_of_its_own_topics(tmp_path: Path) -> None:
+    def seen(stream: str, kind: pa.DataType) -> Any:
+        section = {"stream": {"name": stream, "checkpoint": f"{tmp_path}/{stream}"}}
+        sql = "select cast(v as string) as v from messages"
+        tables = opened_tables(tmp_path, sections=section, shape="record", sql=sql)
+        tables.main.note_record(pa.struct([("v", kind)]))
+        tables.main.add_columns(is_start=True)
+        tables.create()
+        return tables.main.table.learned.field("v").type  # type: ignore[attr-defined]
+
+    for _ in range(2):
+        assert seen("numbers", pa.int32()) == pa.int32()
+        assert seen("texts", pa.string()) == pa.string()
+
+
 def test_a_table_of_declared_fields_is_there_before_the_first_message_and_its_query_is_checked(
     tmp_path: Path, registry: Registry
 ) -> None:
@@ -137,13 +152,13 @@ def test_what_a_query_sees_is_stored_with_a_version() -> None:
         "/////3gAAAAQAAAAAAAKAAwABgAFAAgACgAAAAABBAAMAAAACAAIAAAABAAIAAAABAAAAAEAAAAUAAAAEAAUAAgABgAHAAwAAAAQABAAAAAAAAEDEA"
         "AAACAAAAAEAAAAAAAAAAYAAABhbW91bnQAAAAABgAIAAYABgAAAAAAAgA="
     )
-    assert learned_from_text(golden, "t") == record
-    assert learned_from_text(learned_to_text(record), "t") == record
+    assert learned_from_text(golden, "t", LEARNED) == record
+    assert learned_from_text(learned_to_text(record), "t", LEARNED) == record
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
-        learned_from_text("2 abc", "t")
+        learned_from_text("2 abc", "t", LEARNED)
     for damaged in ("", "1", "1 %", "1 abcd", "x"):
         with pytest.raises(TableError, match=f"{LEARNED} of the table at t is damaged"):
-            learned_from_text(damaged, "t")
+            learned_from_text(damaged, "t", LEARNED)
 
 
 @pytest.mark.parametrize("shape", ["messages", "record"])

@@ -179,7 +179,7 @@ def test_columns_and_properties_come_by_commits_of_our_own(tmp_path: Path) -> No
     fields = {field.name: field.type for field in pa.schema(delta.schema())}
     assert [field.name for field in fields["at"]] == ["city", "zip"]
     assert fields["amount"] == pa.int64()
-    assert "ledgerlake.record" in delta.metadata().configuration
+    assert "ledgerlake.record." in delta.metadata().configuration
     assert delta.metadata().configuration["delta.checkpointInterval"] == "5"
     assert table.schema.equals(rows_schema(pa.struct([field for field in table.record])))
     log = [

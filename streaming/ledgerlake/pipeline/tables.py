@@ -53,12 +53,13 @@ class MessagesTable:
 
     Args:
         options: without placeholders.
+        stream: the name of the stream that writes it.
 
     Raises:
         UsageError, SetupError, TableError: the options, or the table that is there, do not fit.
     """
 
-    def __init__(self, options: TableOptions, writer: str, staging: Place) -> None:
+    def __init__(self, options: TableOptions, stream: str, writer: str, staging: Place) -> None:
         self.options = options
         self.watermark_us: dict[str, int] = {}
         # The topic partitions whose times were looked up.
@@ -71,6 +72,7 @@ class MessagesTable:
         self.table: Table
         if options.has_record_shape:
             self.table = self._records = _record_table(options)
+            self._records.stream = stream
             if options.json_fields:
                 self.note_record(record_of(options.value_schema(NO_SCHEMA)))
             return
@@ -381,7 +383,10 @@ class Tables:
             return
         try:
             self._by_name[options.name] = MessagesTable(
-                options, self._config.delta.writer, self._staging / "messages"
+                options,
+                self._config.stream.name,
+                self._config.delta.writer,
+                self._staging / "messages",
             )
         except TableError as error:
             if not self._is_in_the_way(error, options):

@@ -4,7 +4,9 @@ If a query makes its rows, the table also keeps the columns of the records that 
 that their types stay the same from run to run. They are a property of the table, the schema as
 Arrow serializes it, in base64:
 
-    ledgerlake.record = "1 <base64>"
+    ledgerlake.record.<stream> = "1 <base64>"
+
+Each stream that writes the table has a query, topics and so columns of its own.
 
 Its columns are what its log says. A field that a schema adds becomes a column before the
 micro-batch that brings it is written. Columns are never removed, and their types never change, but
@@ -38,13 +40,17 @@ if TYPE_CHECKING:
     from ledgerlake.stored.places import Place
 
 
-# The property of a table with the columns that its query sees.
-LEARNED = "ledgerlake.record"
+# The property of a table with the columns that the query of a stream sees begins with this.
+LEARNED = "ledgerlake.record."
 _VERSION = 1
 
 
 class RecordTable(MetadataCommits):
-    """The table at ``path``; ``exists`` is False until it is checked or created."""
+    """The table at ``path``; ``exists`` is False until it is checked or created. ``stream`` is the
+    one that writes it, if a query makes its rows.
+    """
+
+    stream = ""
 
     def __init__(self, path: Place, partition_by: Mapping[str, str] | None = None) -> None:
         super().__init__(path, rows_schema(pa.struct([])), partition_by)
@@ -92,7 +98,7 @@ class RecordTable(MetadataCommits):
         if learned is not None and not learned.equals(self.learned):
             self.learned = learned
             if self.exists:
-                self._set_property(LEARNED, learned_to_text(learned))
+                self._set_property(LEARNED + self.stream, learned_to_text(learned))
         if not self.exists:
             self.schema = rows_schema(united(self.record, record))
             return
@@ -105,15 +111,20 @@ class RecordTable(MetadataCommits):
             self._adopt(self._load())
 
     def create(self, properties: dict[str, str] | None = None) -> None:
-        own = {LEARNED: learned_to_text(self.learned)} if self.learned.num_fields else {}
+        own = (
+            {LEARNED + self.stream: learned_to_text(self.learned)}
+            if self.learned.num_fields
+            else {}
+        )
         super().create(own | (properties or {}))
         self.exists = True
 
     def _adopt(self, existing: DeltaTable) -> None:
         self.schema = rows_of_table(pa.schema(existing.schema()))
-        text = existing.metadata().configuration.get(LEARNED)
+        name = LEARNED + self.stream
+        text = existing.metadata().configuration.get(name)
         if text is not None:
-            self.learned = learned_from_text(text, str(self.path))
+            self.learned = learned_from_text(text, str(self.path), name)
 
     def _fitting(self, table: DeltaTable) -> DeltaTable:
         """Return the table with the columns of this process, which are added again if another
@@ -169,8 +180,8 @@ def learned_to_text(record: pa.StructType) -> str:
     return f"{_VERSION} {base64.b64encode(pa.schema(list(record)).serialize()).decode()}"
 
 
-def learned_from_text(text: str, place: str) -> pa.StructType:
-    """Return the columns of a property.
+def learned_from_text(text: str, place: str, name: str) -> pa.StructType:
+    """Return the columns of a property of that name.
 
     Raises:
         OffsetError: a newer release wrote it.
@@ -184,6 +195,6 @@ def learned_from_text(text: str, place: str) -> pa.StructType:
         )
     except (ValueError, binascii.Error, pa.ArrowException):
         raise TableError(
-            f"the property {LEARNED} of the table at {place} is damaged; remove it: ALTER TABLE "
-            f"delta.`{place}` UNSET TBLPROPERTIES ('{LEARNED}')"
+            f"the property {name} of the table at {place} is damaged; remove it: ALTER TABLE "
+            f"delta.`{place}` UNSET TBLPROPERTIES ('{name}')"
         ) from None
