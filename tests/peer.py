@@ -92,7 +92,8 @@ class Peer:
         told by ``tell_of_topics``. unloads_at: commands of consumers that the broker answers by
         ending the consumer, each once, as while it unloads the topic. refuse_producers: error codes
         for the next producers, taken one by one. missing_topics: the broker
-        knows no topics of these names. terminated_topics: take no producer. most_producers: a topic
+        knows no topics of these names. failing_topics: all that is asked of them is an error.
+        terminated_topics: take no producer. most_producers: a topic
         has so many at once, by a policy, and then a number is known under the name of its producer
         alone. partitions: how many a topic has; none if it is not named. subscriptions: the durable
         ones, whether a consumer holds each of them or not. schema: the only version of the topics'
@@ -143,6 +144,7 @@ class Peer:
     tells_of_topics: bool = False
     unloads_at: list[type] = field(default_factory=list)
     missing_topics: set[str] = field(default_factory=set)
+    failing_topics: set[str] = field(default_factory=set)
     terminated_topics: set[str] = field(default_factory=set)
     most_producers: int | None = None
     partitions: dict[str, int] = field(default_factory=dict)
@@ -258,6 +260,10 @@ class Peer:
             return
         if isinstance(event, pb.CommandAuthResponse):
             self.credentials.append((event.response.auth_method_name, event.response.auth_data))
+            return
+        if getattr(event, "topic", "") in self.failing_topics:
+            refusal = {"error": pb.MetadataError, "message": "the test says no"}
+            connection.send(_encode("ERROR", request_id=event.request_id, **refusal))
             return
         if self.challenges:
             self.challenges -= 1

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from ledgerlake.client import session
 from ledgerlake.client.cluster import ClientSettings, Cluster, shared_cluster
 from ledgerlake.client.reader import EntryReader
+from ledgerlake.client.topics import TopicSelection
+from ledgerlake.errors import BrokerError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.message_id import BEFORE_ALL
 from tests.entries import single
 from tests.peer import TOPIC, Peer
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    import pytest
-
 
 class _Moving(Peer):
     """A broker that says at each lookup that another address has the topic; it is at all of
@@ -83,4 +83,25 @@ def test_a_connection_with_a_reader_stays(monkeypatch: pytest.MonkeyPatch) -> No
         assert reader.session is not None
         assert peer.requests.count("CommandConnect") == 1
         reader.close()
+        cluster.close()
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+@pytest.mark.parametrize("what", ["partitions", "schemas", "sessions"])
+def test_a_connection_that_answers_one_of_several_questions_by_an_error_is_not_in_use_for_good(
+    what: str, failing: int
+) -> None:
+    names = [f"{TOPIC}-{number}" for number in range(3)]
+    with Peer() as peer:
+        peer.failing_topics = {names[failing]}
+        cluster = Cluster(ClientSettings(peer.url, give_up_after_s=0.1))
+        if what == "sessions":
+            assert set(cluster.sessions_for(names)) == set(names) - peer.failing_topics
+        else:
+            with pytest.raises(BrokerError, match="the test says no"):
+                if what == "schemas":
+                    cluster.schemas([(name, None) for name in names])
+                else:
+                    cluster.all_partitions(TopicSelection(tuple(names)))
+        assert not cluster._service()[1].is_in_use
         cluster.close()

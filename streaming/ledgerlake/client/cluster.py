@@ -252,10 +252,13 @@ class Cluster:
         request_ids = [
             session.start(partial(commands.get_schema, topic, version)) for topic, version in asked
         ]
-        answers = [
-            session.answer(pb.CommandGetSchemaResponse, f"tell the schema of {topic}", request_id)
-            for (topic, _), request_id in zip(asked, request_ids, strict=True)
-        ]
+        answers = session.answers(
+            pb.CommandGetSchemaResponse,
+            (
+                (f"tell the schema of {topic}", request_id)
+                for (topic, _), request_id in zip(asked, request_ids, strict=True)
+            ),
+        )
         return [
             _schema_of(topic, answer) for (topic, _), answer in zip(asked, answers, strict=True)
         ]
@@ -296,10 +299,10 @@ class Cluster:
                     for name in topic_partitions
                 ]
             for name, request_id in zip(topic_partitions, request_ids, strict=True):
-                answer = session.answer(
-                    pb.CommandLookupTopicResponse, f"look up {name}", request_id
-                )
                 with contextlib.suppress(LedgerlakeError):
+                    answer = session.answer(
+                        pb.CommandLookupTopicResponse, f"look up {name}", request_id
+                    )
                     outcome = step(name, answer, 0, self._addresses[0].is_tls)
                     if isinstance(outcome, Owner):
                         sessions[name] = self._broker(outcome.broker_url, outcome.through_proxy)
@@ -398,11 +401,14 @@ def _metadata(
             session.start(partial(commands.partition_metadata, name, creates=creates))
             for name in names
         ]
-    kind = pb.CommandPartitionedTopicMetadataResponse
-    return [
-        (name, session.answer(kind, f"describe {name}", request_id))
-        for name, request_id in zip(names, request_ids, strict=True)
-    ]
+    answers = session.answers(
+        pb.CommandPartitionedTopicMetadataResponse,
+        (
+            (f"describe {name}", request_id)
+            for name, request_id in zip(names, request_ids, strict=True)
+        ),
+    )
+    return list(zip(names, answers, strict=True))
 
 
 def _partitions_of(name: str, answer: pb.CommandPartitionedTopicMetadataResponse) -> list[str]:

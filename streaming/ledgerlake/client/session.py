@@ -192,6 +192,24 @@ class Session:
             )
         return answer
 
+    def answers(
+        self, answer_type: type[Answer], attempts: Iterable[tuple[str, int]]
+    ) -> list[Answer]:
+        """Wait for the answers to several commands, each an attempt with the request id that
+        ``start`` gave. If one is an error, the others are not waited for.
+
+        Raises:
+            As ``request``.
+        """
+        pending = list(attempts)
+        try:
+            return [self.answer(answer_type, attempt, number) for attempt, number in pending]
+        finally:
+            with self._lock:
+                for _, number in pending:
+                    self._pending_requests.discard(number)
+                    self._answers.pop(number, None)
+
     def send(self, frame: bytes, *, later: bool = False) -> None:
         """Send a frame without waiting for an answer.
 
