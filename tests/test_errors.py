@@ -54,6 +54,14 @@ def test_a_name_from_outside_cannot_look_like_another_error(end: str) -> None:
     assert str(found) == str(error)
 
 
+def test_a_name_with_half_of_a_surrogate_pair_makes_a_message_that_a_table_takes() -> None:
+    error = pickle.loads(
+        pickle.dumps(errors.SetupError("a type \ud800 and \udfff, not \U0001f600"))
+    )
+    assert error.message == r"a type \ud800 and \udfff, not " + "\U0001f600"
+    assert error.message.encode().decode() == str(error)
+
+
 def test_the_tree_in_the_docstring_names_every_class() -> None:
     assert errors.__doc__ is not None
     assert [class_.__name__ for class_ in CLASSES if class_.__name__ not in errors.__doc__] == []

@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.decode.rejects import reject_rows
 from ledgerlake.operators import table_writer
 from ledgerlake.operators.bucket_folders import open_folder
+from ledgerlake.operators.partition_writer import misfit_rejects
 from ledgerlake.operators.results import BatchSettings
 from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -275,6 +277,7 @@ def a_type(rng: random.Random, depth: int) -> Any:
             "null",
             "R",
             "what",
+            "\ud800",
             5,
             None,
             {},
@@ -323,6 +326,7 @@ def a_name(rng: random.Random) -> str:
         "_change_type",
         "a\0",
         "a b",
+        "\ud800",
         "",
         'q"',
     ]
@@ -374,7 +378,7 @@ class SchemaPlay:
     def __init__(self, folder: Path, options: dict[str, Any], registry: AnyRegistry) -> None:
         self.folder, self.options, self.registry = folder, options, registry
         self.batches = 0
-        self.good: list[int] = []
+        self.misfits: list[str] = []
         self.restart()
 
     def restart(self) -> None:
@@ -411,13 +415,23 @@ class SchemaPlay:
             }
             for number, (version, value) in enumerate(messages)
         ]
-        writers.write(pa.RecordBatch.from_pylist(rows, schema=schema.MESSAGES))
+        batch_rows = pa.RecordBatch.from_pylist(rows, schema=schema.MESSAGES)
+        misfits = writers.write(batch_rows)
+        if misfits:
+            rejects = reject_rows(misfit_rejects(batch_rows, misfits), source)
+            write_deltalake(self.folder / "rejects of misfits", rejects, mode="append")
+            self.misfits += [misfit.detail for misfit in misfits]
         (writer,) = writers.writers
         files = writer.finish(None).files
         commit = BatchCommit("stream", "query", self.batches, self.batches)
         assert not table.table.contains(commit)
         table.table.commit(commit, files, {})
         self.batches += 1
+
+    def details(self) -> list[str]:
+        """Return the details of the rejects in their table."""
+        place = Place(str(self.folder / "rejects of misfits"))
+        return open_delta(place).to_pyarrow_table()["detail"].to_pylist()
 
     def rows(self) -> list[tuple[int, int]]:
         table = open_delta(self.tables.main.table.path).to_pyarrow_table()
@@ -473,6 +487,7 @@ def test_good_messages_come_after_a_bad_schema(
     play.batch(
         (bad + 1, b'{"x": 1, "s": "a", "added_later": 5}'), (0, good), (bad, good), (None, good)
     )
+    assert sorted(play.details()) == sorted(play.misfits)
     found = set(play.rows())
     assert {(0, 0), (1, 0), (1, 8), (2, 0), (2, 8), (3, 0), (3, 1), (3, 3)} <= found
     if play.options.get("sql") != "select x, s from messages":

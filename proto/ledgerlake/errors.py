@@ -41,8 +41,9 @@ Lost = Literal["no", "unknown", "yes"]
 _MESSAGE_CHARACTERS = 4000
 _HALF_CHARACTERS = _MESSAGE_CHARACTERS // 2 - 5
 
-# A message is one line: a line of such a text would look like an error of its own.
-_LINE_END = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
+# A message is one line: a line of such a text would look like an error of its own. It is UTF-8, as
+# rejects are: a JSON text may have half of a surrogate pair.
+_ESCAPED = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029\ud800-\udfff]")
 
 
 class LedgerlakeError(Exception):
@@ -53,7 +54,7 @@ class LedgerlakeError(Exception):
     exit_code: int = 3
 
     def __init__(self, message: str, **attributes: Any) -> None:
-        message = _LINE_END.sub(lambda match: ascii(match[0])[1:-1], message)
+        message = _ESCAPED.sub(lambda match: ascii(match[0])[1:-1], message)
         if len(message) > _MESSAGE_CHARACTERS:
             message = f"{message[:_HALF_CHARACTERS]} ... {message[-_HALF_CHARACTERS:]}"
         super().__init__(message)

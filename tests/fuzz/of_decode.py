@@ -57,6 +57,8 @@ from tests.fuzz import mutate, seeds
 from tests.fuzz.engine import MIB, Target
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tests.fuzz.mutate import Rng
 
 SOURCE = TopicPartition("persistent://public/default/fuzz", 1)
@@ -531,6 +533,14 @@ def _a_schema(rng: Rng) -> bytes:
     return mutate.packed(mutate.packed(kind, definition, properties), data, value)
 
 
+def _judge_details(details: Iterable[str]) -> None:
+    """Each detail becomes rows of rejects."""
+    rejected = [
+        RejectedEntry(Position(7, 1), None, Reason("schema_mismatch"), detail) for detail in details
+    ]
+    reject_rows(rejected, SOURCE).validate(full=True)
+
+
 def _judge_schema(data: bytes) -> int:
     """A changed schema as the reader's, and as the writer's of values that are read by another."""
     column_type.cache_clear()
@@ -541,10 +551,12 @@ def _judge_schema(data: bytes) -> int:
     for writer, reader in ((changed, changed), (changed, known), (known, changed)):
         try:
             decoded = decoder(writer, reader)(Encoded(payloads))
-        except SetupError:
+        except SetupError as error:
+            _judge_details([error.message])
             continue
         decoded.values.validate(full=True)
         assert decoded.values.type.equals(column_type(reader))
+        _judge_details(decoded.bad.values())
     column_type(changed)
     return 1
 

@@ -18,6 +18,8 @@ from google.protobuf import descriptor_pb2
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.columns import DecodedValues, Encoded
+from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.decode.rejects import RejectedEntry, read_reject, reject_frame, reject_rows
 from ledgerlake.decode.single_entry import single_entries
 from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -26,10 +28,12 @@ from ledgerlake.values.record_columns import as_records, record_of, united
 from ledgerlake.values.record_rows import RECORD_COLUMN, record_rows
 from ledgerlake.values.schemas import decoder
 from ledgerlake.wire.entry import parse_entry
+from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.value_schema import NO_SCHEMA, ValueSchema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 def avro(*fields: tuple[str, Any], kind: int = pb.Schema.Json) -> ValueSchema:
@@ -482,6 +486,60 @@ def test_messages_that_do_not_fit_are_told_apart_with_the_reason() -> None:
         (2, "unknown_schema"),
         (3, "schema_mismatch"),
     ]
+
+
+def places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each object or list of a JSON, and each key or number in it."""
+    if isinstance(tree, dict | list):
+        for key in range(len(tree)) if isinstance(tree, list) else list(tree):
+            yield tree, key
+            yield from places(tree[key])
+
+
+def with_text(definition: str, text: str) -> Iterator[str]:
+    """Yield the definition with a text at each place, as the value there and as the key."""
+    for number, _ in enumerate(list(places(json.loads(definition)))):
+        for is_key in (False, True):
+            tree = json.loads(definition)
+            node, key = list(places(tree))[number]
+            if is_key and isinstance(node, dict):
+                node[text] = node.pop(key)
+            else:
+                node[key] = text
+            yield json.dumps(tree)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfff", "\0", "\x1b[2J", "a\nb", "\U0001f600"])
+@pytest.mark.parametrize("kind", [pb.Schema.Json, pb.Schema.Avro])
+def test_no_text_of_a_schema_makes_a_reject_that_cannot_be_stored(
+    kind: int, text: str, tmp_path: Path
+) -> None:
+    item = {"type": "record", "name": "n.I", "fields": [{"name": "a", "type": "R", "default": 1}]}
+    size = {"type": "fixed", "name": "F", "size": 2, "logicalType": "decimal", "precision": 3}
+    choice = {"type": "enum", "name": "E", "namespace": "n", "symbols": ["A"], "default": "A"}
+    whole = avro(
+        ("id", ["null", "int"]),
+        ("items", {"type": "array", "items": item}),
+        ("by_key", {"type": "map", "values": size}),
+        ("choice", choice),
+        ("again", {**choice, "symbols": ["B"]}),
+        kind=kind,
+    )
+    rejected: list[RejectedEntry] = []
+    for definition in with_text(whole.definition.decode(), text):
+        of_text = ValueSchema(kind, definition.encode())
+        _, misfits = record_rows(
+            messages((None, b"{}")), lambda _: None, of_text, pa.struct([("x", pa.int32())])
+        )
+        rejected += [
+            RejectedEntry(Position(3, len(rejected)), b"{}", misfit.reason, misfit.detail)
+            for misfit in misfits
+        ]
+    assert len(rejected) > 20
+    assert [read_reject(reject_frame(reject)) for reject in rejected] == rejected
+    deltalake.write_deltalake(tmp_path, reject_rows(rejected, TopicPartition("t", 0)))
+    stored = deltalake.DeltaTable(tmp_path).to_pyarrow_table().sort_by("entry_id")
+    assert stored["detail"].to_pylist() == [reject.detail for reject in rejected]
 
 
 @pytest.mark.parametrize(

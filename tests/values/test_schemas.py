@@ -622,26 +622,34 @@ def test_a_long_time_is_not_cut() -> None:
     assert list(bad) == [1]
 
 
-@pytest.mark.parametrize(
-    "definition",
-    [
-        pytest.param('{"type": "record", "fields": [[]]}', id="a field that is a list"),
-        pytest.param(
-            '{"type": "record", "fields": [{"type": "int"}]}', id="a field without a name"
-        ),
-        pytest.param('{"type": "record", "fields": 5}', id="a number of fields"),
-        pytest.param("1.5", id="a number"),
-        pytest.param(
-            '{"type": "enum", "name": "e", "symbols": [{}]}', id="a symbol that is an object"
-        ),
-        pytest.param("[" * 100_000, id="nested without end"),
-    ],
-)
+NO_SCHEMAS = {
+    "a field that is a list": '{"type": "record", "fields": [[]]}',
+    "a field without a name": '{"type": "record", "fields": [{"type": "int"}]}',
+    "a number of fields": '{"type": "record", "fields": 5}',
+    "a number": "1.5",
+    "a type that is half of a surrogate pair": r'{"type": "\ud800"}',
+    "a type with a line end": r'{"type": "x\nledgerlake: all is well"}',
+    "a name that is not UTF-8": r'{"type": "fixed", "name": "\udfff", "size": "\ud800"}',
+    "a long type": f'{{"type": "{"x" * 100_000}"}}',
+    "nested without end": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("definition", NO_SCHEMAS.values(), ids=NO_SCHEMAS)
 @pytest.mark.parametrize("kind", [SchemaType.Avro, SchemaType.Json, SchemaType.ProtobufNative])
 def test_a_schema_that_is_none_is_one_sentence(kind: int, definition: str) -> None:
     schema = ValueSchema(kind, definition.encode())
-    if "symbols" in definition and kind == SchemaType.Json:
-        return
+    with pytest.raises(SetupError) as refused:
+        decoder(schema, schema)
+    said = refused.value.message
+    assert said.isprintable()
+    assert said.startswith("a schema")
+    assert len(said) < 4000
+
+
+@pytest.mark.parametrize("kind", [SchemaType.Avro, SchemaType.ProtobufNative])
+def test_a_symbol_that_is_an_object_is_no_schema(kind: int) -> None:
+    schema = ValueSchema(kind, b'{"type": "enum", "name": "e", "symbols": [{}]}')
     with pytest.raises(SetupError):
         decoder(schema, schema)
 
