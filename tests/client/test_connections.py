@@ -18,6 +18,7 @@ from tests.entries import single
 from tests.peer import TOPIC, Peer
 from tests.waiting import wait_until
 
+
 class _Moving(Peer):
     """A broker that says at each lookup that another address has the topic; it is at all of
     them.

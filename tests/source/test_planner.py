@@ -1027,6 +1027,22 @@ def test_a_later_end_than_the_one_that_was_reached_is_one_to_read_to(
         stream.run(is_fixed=True, **later)
 
 
+@pytest.mark.parametrize("limit", [{"maxRowsPerTrigger": "10"}, {"maxBytesPerTrigger": "100"}])
+def test_the_part_of_an_entry_before_the_end_of_a_stream_counts_for_the_limit(
+    peer: Peer, limit: dict[str, str]
+) -> None:
+    peer.add(batch([b"x"] * 8, index=7), batch([b"y"] * 100, index=107), first=0)
+    options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"} | limit
+    reader = LedgerlakeStreamReader(parse_options(options | {"endingOffsets": "7:1:89"}))
+    _readers.append(reader)
+    offset, counts = reader.initialOffset(), []
+    while (end := reader.latestOffset(offset, reader.getDefaultReadLimit())) != offset:
+        parts = reader.partitions(offset, end)
+        counts.append(sum(rows.num_rows for part in parts for rows in reader.read(part)))
+        offset = end
+    assert counts == [8, 90]
+
+
 def test_a_batch_of_too_few_messages_waits_until_enough_have_come_or_the_delay_is_over(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

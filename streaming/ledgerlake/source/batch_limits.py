@@ -136,7 +136,8 @@ class LimitPlanner:
             self._reader = EntryReader(self._cluster, self.topic_partition, after, _LEAST_WINDOW)
         rows = size = 0
         stop: PartitionOffset | None = None
-        while (read := self._next or _read(next_until(self._reader, end.position))) is not None:
+        last = end.position if end.batch_index is None else end.next_position
+        while (read := self._next or _read(next_until(self._reader, last), end)) is not None:
             is_over = (max_rows is not None and rows + read.messages > max_rows) or (
                 max_bytes is not None and size + read.size > max_bytes
             )
@@ -165,12 +166,16 @@ class LimitPlanner:
         self._reader = self._next = self._stopped_at = None
 
 
-def _read(entry: EntryReceived | None) -> _Read | None:
+def _read(entry: EntryReceived | None, end: PartitionOffset) -> _Read | None:
     if entry is None:
         return None
     # Its producer says how many messages an entry has. More than it has bytes are hardly in it.
     size = len(entry.frames)
-    return _Read(stamped(entry), min(entry.message_count, size), size)
+    messages = min(entry.message_count, size)
+    if end.batch_index is not None and entry.position > end.position:
+        # Only a part of the entry is before the end.
+        return _Read(end, min(messages, end.batch_index + 1), size)
+    return _Read(stamped(entry), messages, size)
 
 
 def _message_bytes(messages: int, size: int) -> int:
