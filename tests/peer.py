@@ -262,7 +262,7 @@ class Peer:
             self.credentials.append((event.response.auth_method_name, event.response.auth_data))
             return
         if getattr(event, "topic", "") in self.failing_topics:
-            refusal = {"error": pb.MetadataError, "message": "the test says no"}
+            refusal: dict[str, Any] = {"error": pb.MetadataError, "message": "the test says no"}
             connection.send(_encode("ERROR", request_id=event.request_id, **refusal))
             return
         if self.challenges:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,9 @@ from ledgerlake.wire.message_id import BEFORE_ALL
 from tests.entries import single
 from tests.peer import TOPIC, Peer
 from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class _Moving(Peer):
@@ -96,13 +99,14 @@ def test_a_connection_that_answers_one_of_several_questions_by_an_error_is_not_i
     with Peer() as peer:
         peer.failing_topics = {names[failing]}
         cluster = Cluster(ClientSettings(peer.url, give_up_after_s=0.1))
+        ask: dict[str, Callable[[], object]] = {
+            "partitions": lambda: cluster.all_partitions(TopicSelection(tuple(names))),
+            "schemas": lambda: cluster.schemas([(name, None) for name in names]),
+        }
         if what == "sessions":
             assert set(cluster.sessions_for(names)) == set(names) - peer.failing_topics
         else:
             with pytest.raises(BrokerError, match="the test says no"):
-                if what == "schemas":
-                    cluster.schemas([(name, None) for name in names])
-                else:
-                    cluster.all_partitions(TopicSelection(tuple(names)))
+                ask[what]()
         assert not cluster._service()[1].is_in_use
         cluster.close()
