@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ledgerlake.errors import CheckpointError, OffsetError
-from ledgerlake.options.config import SECTION_CLASSES, parse_config
+from ledgerlake.options.config import SECTION_CLASSES, TableConfig, parse_config
 from ledgerlake.options.declared import declared
 from ledgerlake.pipeline.batch_ends import BatchEnds, LastRun
 from ledgerlake.pipeline.checkpoint import Checkpoint
@@ -283,7 +284,8 @@ def test_a_start_with_other_tables_records_up_to_where_the_former_ones_were_read
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "checkpoint"
-    first, second = config(folder), config(folder, enabled=False)
+    first = config(folder)
+    second = replace(first, tables=(TableConfig(path="/lake/large", where="size > 5"),))
     read = {"t": PartitionOffset(Position(7, 3))}
     checkpoint = Checkpoint(Place(str(folder)))
     checkpoint.save_selected(selected_now(checkpoint.selected(), first, {}))

@@ -94,11 +94,7 @@ def row_settings(config: Config, before: RowSettings | None = None) -> RowSettin
 def selection(config: Config) -> RowSettings:
     """Return what decides which tables have to have a message."""
     tables = [[str(table.place), table.row_settings] for table in config.table_options]
-    return {
-        "tables": json.dumps(tables),
-        "rejects": str(config.rejects_place),
-        "[delay] enabled": config.delay.enabled,
-    }
+    return {"tables": json.dumps(tables), "rejects": str(config.rejects_place)}
 
 
 def selected_now(before: Selected | None, config: Config, committed: Offset) -> Selected:

@@ -33,8 +33,8 @@ incomplete large messages.
     not_checked    rows before the first message that the topic still has, or before the start of
                    the checkpoint; a later row without a message is not found. And large messages
                    whose last chunk the topic has and whose first chunk it may have had. And
-                   messages that are in no table and were read under other tables, conditions or
-                   delays: nothing tells which tables these were
+                   messages that are in no table and were read for other tables: nothing tells
+                   which tables these were
     incomplete_chunks
                    chunks of incomplete large messages that are not in rejects
     not_due        delayed messages that were not due when the last micro-batch was planned, and
