@@ -94,7 +94,7 @@ class Controls:
         Args:
             last_due_ms: when the last of the messages that wait is due; None if none waits.
             not_added: the positions of messages that have come and do not wait.
-            begins_topic: what comes is the beginning of a topic, and what waits is of a former one.
+            begins_topic: these messages begin a topic, and what waits is of a former one.
         """
         text = _read_value(self._stored_cancels)
         self.cancels, self._marked, self._pauses = (
