@@ -315,7 +315,7 @@ def test_a_batch_that_another_one_follows_at_once_only_notes_where_a_new_topic_b
     reader = pattern_reader(peer, trigger="1 hour")
     _readers.append(reader)
     noted = reader.latestOffset(to_json({}), ReadAllAvailable())
-    assert from_json(noted) == {TOPIC: PartitionOffset(Position(7, -1), index=-1)}
+    assert from_json(noted) == {TOPIC: PartitionOffset(Position(7, -1), index=-1, begins=7)}
     read = reader.latestOffset(noted, ReadAllAvailable())
     (partition,) = reader.partitions(noted, read)
     assert (partition.span.after, partition.span.end, partition.span.after_index) == (
@@ -400,7 +400,9 @@ def test_an_empty_topic_that_comes_while_a_pipeline_runs_had_no_messages_before(
     _readers.append(reader)
     assert planned(reader, reader.initialOffset()) == {}
     peer.topics = [TOPIC]
-    assert planned(reader, to_json({})) == {TOPIC: PartitionOffset(Position(4, -1), index=-1)}
+    assert planned(reader, to_json({})) == {
+        TOPIC: PartitionOffset(Position(4, -1), index=-1, begins=4)
+    }
 
 
 def test_a_deleted_topic_of_which_something_waits_is_still_woken(
@@ -655,7 +657,7 @@ def test_or_it_is_read_from_its_beginning(peer: Peer, caplog: pytest.LogCaptureF
     reader, start = other_topic(peer, failOnDataLoss="false")
     anew = reader.latestOffset(start, ReadAllAvailable())
     assert "another topic of that name" in caplog.text
-    assert from_json(anew) == {TOPIC: PartitionOffset(BEFORE_ALL)}
+    assert from_json(anew) == {TOPIC: PartitionOffset(BEFORE_ALL, begins=AFTER_ALL.ledger_id)}
     assert list(reader.partitions(start, anew)) == []
     end = reader.latestOffset(anew, ReadAllAvailable())
     (partition,) = reader.partitions(anew, end)
