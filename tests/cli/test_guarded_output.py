@@ -6,12 +6,10 @@ import argparse
 import io
 import json
 import logging
-import os
 import re
 import subprocess
 import sys
 import threading
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +23,6 @@ from ledgerlake import cli
 from ledgerlake.decode import schema
 from ledgerlake.errors import BrokerError, TableError
 from ledgerlake.inspect import lag
-from ledgerlake.runtime import jvm_output
 from ledgerlake.runtime.guarded_output import GuardedStream, guarded_output, unguarded
 from ledgerlake.stored.secrets import resolve_secret
 
@@ -179,22 +176,6 @@ def test_names_of_topics_are_shown_as_text(
     monkeypatch.setattr("ledgerlake.pipeline.start.check_reachable", lambda _: None)
     assert cli.main(["lag", config_of(tmp_path)]) == TableError.exit_code
     assert is_plain(capsys.readouterr().err)
-
-
-def test_lines_of_the_jvm_are_shown_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, writer = os.pipe()
-    monkeypatch.setattr(jvm_output, "_STDERR", writer)
-    last: deque[str] = deque()
-    jvm_output._copy(
-        io.BytesIO(f"12:00:00 ERROR {EVIL}\n\tat org.Stream\n".encode() + b"\xff\x9b1m"), last
-    )
-    os.close(writer)
-    with os.fdopen(reader, "rb") as stream:
-        shown = stream.read().decode()
-    assert is_plain(shown)
-    assert "\n\tat org.Stream\n" in shown
-    assert len(last) == 3
-    assert all(map(is_plain, last))
 
 
 def test_help_and_completions_have_their_lines() -> None:

@@ -302,6 +302,26 @@ def lines_of_terminal(output: str) -> list[str]:
     return [line.rstrip() for line in lines if line.strip()]
 
 
+def test_a_carriage_return_of_another_process_begins_no_line_of_its_own() -> None:
+    leader, terminal = pty.openpty()
+    writes = r"printf 'said\r20 messages\n\r\n' >&2"
+    program = f"""
+import subprocess
+from ledgerlake.monitor.shared_terminal import shared_terminal
+
+with shared_terminal():
+    subprocess.run(["sh", "-c", {writes!r}], check=True)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(
+        [sys.executable, "-c", program], stderr=terminal, env=environment, check=True, timeout=60
+    )
+    os.close(terminal)
+    shown = os.read(leader, 65536).decode()
+    os.close(leader)
+    assert shown == "said\\r20 messages\r\n\r\n"
+
+
 def test_what_other_processes_write_stays_above_the_live_screen_and_leaves_it_whole() -> None:
     leader, terminal = pty.openpty()
     output: list[bytes] = []

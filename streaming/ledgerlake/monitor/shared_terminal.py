@@ -62,9 +62,10 @@ class SharedTerminal:
             time.sleep(0.01)
 
     def _copy(self) -> None:
-        with os.fdopen(os.dup(self._reader), "r", errors="replace") as lines:
+        # A line ends with a newline alone: what follows a carriage return is a part of it.
+        with os.fdopen(os.dup(self._reader), errors="replace", newline="\n") as lines:
             for line in lines:
-                self._show(line.removesuffix("\n"))
+                self._show(line.rstrip("\r\n"))
 
     def _write(self, line: str) -> None:
         self.out.write(printable_line(line) + "\n")

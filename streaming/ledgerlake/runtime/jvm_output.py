@@ -57,10 +57,10 @@ def start_jvm(settings: dict[str, str], folder: Path, *, is_quiet: bool = True) 
         settings: the settings of Spark. They may be secrets, and each user of this machine can read
             the arguments of a process. So the JVM reads them from a file.
         folder: a folder that no other user may enter.
-        is_quiet: whether lines are left out.
+        is_quiet: whether the two lines are left out; each line is plain text in any case.
 
     Raises:
-        PySparkException: it does not start; with what it said last, if ``is_quiet``.
+        PySparkException: it does not start; with what it said last.
     """
     from pyspark import SparkContext
 
@@ -71,7 +71,7 @@ def start_jvm(settings: dict[str, str], folder: Path, *, is_quiet: bool = True) 
         file.write_text(_properties(settings))
     try:
         with _arguments(f"--properties-file {shlex.quote(str(file))} --load-spark-defaults"):
-            gateway = _launch_quietly() if is_quiet else _launch()
+            gateway = _launch_plainly(is_quiet)
     finally:
         file.unlink()
     remove_with_jvm(gateway.jvm, str(folder))
@@ -85,13 +85,16 @@ def remove_with_jvm(jvm: Any, folder: str) -> None:
     jvm.java.io.File(folder).deleteOnExit()
 
 
-def _launch_quietly() -> Any:
+def _launch_plainly(is_quiet: bool) -> Any:
     from pyspark.errors import PySparkRuntimeError
 
     reader, writer = os.pipe()
     last: deque[str] = deque(maxlen=_LAST_LINES)
     copying = threading.Thread(
-        target=_copy, args=(os.fdopen(reader, "rb"), last), name="ledgerlake-jvm", daemon=True
+        target=_copy,
+        args=(os.fdopen(reader, "rb"), last, is_quiet),
+        name="ledgerlake-jvm",
+        daemon=True,
     )
     copying.start()
     try:
@@ -103,7 +106,7 @@ def _launch_quietly() -> Any:
         raise PySparkRuntimeError(f"{error} {said}") from None
 
 
-def _launch(stderr: BinaryIO | None = None) -> Any:
+def _launch(stderr: BinaryIO) -> Any:
     """Start the JVM and connect to it.
 
     PySpark would run Python code between fork and exec. In a process with threads and the native
@@ -180,10 +183,10 @@ def _escaped(text: str) -> str:
     return "".join(chr(code) if chr(code) in _PLAIN else f"\\u{code:04x}" for code in codes)
 
 
-def _copy(lines: BinaryIO, last: deque[str]) -> None:
+def _copy(lines: BinaryIO, last: deque[str], is_quiet: bool) -> None:
     """Hand lines on, and keep the last ones that are not places in a stack trace."""
     with lines:
-        for line in news(lines):
+        for line in news(lines) if is_quiet else lines:
             text = line.decode(errors="backslashreplace")
             end = "\n" if text.endswith("\n") else ""
             shown = printable_line(text.rstrip("\r\n"))
