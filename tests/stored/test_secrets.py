@@ -142,6 +142,46 @@ def test_other_values_may_be_secrets(value: str) -> None:
     assert may_be_secret(value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "text", "shown"),
+    [
+        ("MINIO_PASSWORD", "abc", "refused: abc", "refused: ..."),
+        ("MINIO_PASSWORD", "ab", "refused: ab", "refused: ab"),
+        ("AWS_SECRET_ACCESS_KEY", "minio12", "no minio12", "no ..."),
+        ("DB_PASSWD", "hunter2", "no hunter2", "no ..."),
+        ("DB_PWD", "hunter2", "no hunter2", "no ..."),
+        ("LAKE_CREDENTIALS", "hunter2", "no hunter2", "no ..."),
+        (
+            "LAKE_CREDENTIALS",
+            "/etc/lake/key.json",
+            "no /etc/lake/key.json",
+            "no /etc/lake/key.json",
+        ),
+        ("PWD", "/home/lake", "no /home/lake/a", "no /home/lake/a"),
+        ("DB_CONNECTION_STRING", "pg://lake:hunter2@db/a", "hunter2 at db/a", "... at db/a"),
+        ("DB_CONNECTION_STRING", "pg://db/a", "no pg://db/a", "no pg://db/a"),
+        (
+            "AZURE_STORAGE_CONNECTION_STRING",
+            "DefaultEndpointsProtocol=https;AccountName=lake;AccountKey=aHVudGVy==",
+            "https lake aHVudGVy==",
+            "https lake ...",
+        ),
+        ("DB_CONNECTION_STRING", "Host=db; Pwd=hunter2", "db hunter2", "db ..."),
+        (
+            "VAULT_TOKEN",
+            "https://vault/a?t=hunter2",
+            "https://vault/a t=hunter2",
+            "https://vault/a ...",
+        ),
+    ],
+)
+def test_a_variable_is_a_secret_by_its_name_and_its_value(
+    name: str, value: str, text: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert said(text) == shown
+
+
 @pytest.mark.parametrize("blank", ["", "  ", "\n"])
 def test_a_blank_secret_is_none(
     blank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

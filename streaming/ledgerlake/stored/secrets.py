@@ -48,13 +48,14 @@ _REFERENCES_MOST = 500
 # Of how many secrets the spellings are kept.
 _SPELLED_MOST = 1000
 
-# How long a variable is that may be a secret.
-_SHORTEST_VARIABLE = 8
-
 # A type and a line of another's error.
 _LINE_CHARACTERS = 300
 
-_SECRET_VARIABLE = re.compile(r"(secret|token|password|key)$", re.IGNORECASE)
+# PWD is the working folder.
+_SECRET_VARIABLE = re.compile(
+    r"(secret|token|password|passwd|_pwd|credentials?|key|connection_?string)$",
+    re.IGNORECASE,
+)
 # A key in base64 may begin with a slash, but has no dot.
 _NO_SECRET = re.compile(
     r"\s*(true|false|[+-]?[0-9.]{1,5}|(file:(//)?|[A-Za-z]:)?[.~]{0,2}([/\\][\w .-]+)+[.]\w+)\s*",
@@ -186,12 +187,17 @@ def _secrets_of_environment() -> Iterator[str]:
     for name, value in os.environ.items():
         if _PROXY_VARIABLE.search(name):
             yield from secrets_of_address(value if "://" in value else f"http://{value}")
-        elif (
-            _SECRET_VARIABLE.search(name)
-            and len(value) >= _SHORTEST_VARIABLE
-            and may_be_secret(value)
-        ):
-            yield value
+        elif _SECRET_VARIABLE.search(name) and may_be_secret(value):
+            yield from secrets_of_address(value) if _is_url(value) else _secrets_of_pairs(value)
+
+
+def _secrets_of_pairs(value: str) -> Iterator[str]:
+    """Yield a secret, and those in it if it is a text such as ``Host=HOST;Password=SECRET``."""
+    yield value
+    for pair in value.split(";"):
+        name, _, secret = pair.partition("=")
+        if _SECRET_VARIABLE.search(f"_{name.strip()}"):
+            yield secret
 
 
 def may_be_secret(value: str) -> bool:
