@@ -461,10 +461,10 @@ class History(Producers):
         self.brokers.has_index = script.features.has_index
         self.disk = Disk(self.world)
         self.lake = Lake(self.world, self.disk)
-        # If the broker's clock is set back, the pipeline's own clock still decides which messages
-        # are due on an idle topic.
+        # If the broker's clock is set back, the pipeline counts on from where it was for a minute.
+        self.highest_skew_ms = 0
         self.oracle = Oracle(
-            self.disk, lambda: self.brokers.clock_ms + max(0, -self.brokers.skew_ms)
+            self.disk, lambda: self.brokers.clock_ms - self.brokers.skew_ms + self.highest_skew_ms
         )
         self.lake.on_commit = self.oracle.committed
         self.brokers.on_mark_delete = self._cursor_moved
@@ -847,6 +847,7 @@ class History(Producers):
         # Messages that were due when a micro-batch was planned are released when it is run again.
         self.oracle.latest_ms = max(self.oracle.latest_ms, self.oracle.clock_ms())
         self.brokers.skew_ms += int(args["by_s"] * 1000)
+        self.highest_skew_ms = max(self.highest_skew_ms, self.brokers.skew_ms)
 
     def _add_topic(self, args: dict[str, Any]) -> None:
         """A topic of the pattern, or partitions of the topic, that were not there before."""
