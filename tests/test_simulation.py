@@ -24,7 +24,6 @@ import pytest
 from ledgerlake.errors import DataLossError, LedgerlakeError
 from ledgerlake.inspect.lag import find_lags
 from ledgerlake.options import config as configs
-from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline import left_topics
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
 from ledgerlake.pipeline.components import make_components
@@ -1140,34 +1139,6 @@ def test_a_start_at_the_cursor_without_any_topic_waits_for_one(edges: Edges) -> 
     history = History(script, edges)
     assert history.play().violations == []
     assert [app.ended for app in history.apps if "Error" in app.ended] == []
-
-
-class MadeAgain(History):
-    """All schedules of the topic are paused; then another topic takes its name."""
-
-    def _send_pause(self, topic: Any) -> None:
-        payload = self._payload()
-        properties = [pb.KeyValue(key="ledgerlake.pause", value="all")]
-        self._confirm(
-            topic, payload, self._store(topic, self._metadata(properties=properties), payload)
-        )
-
-    def _remake(self, _args: dict[str, Any]) -> None:
-        self.brokers.add_topic(TOPIC)
-
-
-def test_schedules_of_a_topic_that_is_made_again_are_not_paused(edges: Edges) -> None:
-    """Nothing waits from the former topic."""
-    script = by_hand(
-        put(1.0),
-        put(2.0, "pause"),
-        Step(6.0, "delete", {"partition": 0}),
-        Step(8.0, "remake"),
-        put(10.0, "repeating"),
-        put(15.0),
-    )
-    history = MadeAgain(replace(script, goes_on=True), edges)
-    assert history.play().violations == []
 
 
 class Reloaded(History):

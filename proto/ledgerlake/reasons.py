@@ -260,10 +260,8 @@ VALUE_TOO_LARGE = _declare(
 )
 UNKNOWN_SCHEMA = _declare(
     "unknown_schema",
-    "The registry does not have the version of the schema that wrote the value. Or the topic was "
-    "deleted since, and its schemas with it.",
-    "Restore the version in the registry, then replay. If the topic was made again, decode the "
-    "bytes in `entry` by the former schema.",
+    "The registry does not have the version of the schema that wrote the value.",
+    "Restore the version in the registry, then replay.",
     can_be_replayed=True,
     is_mismatch=True,
     is_of_a_table=True,

@@ -36,7 +36,7 @@ from ledgerlake.source.planning import EntryRange
 from ledgerlake.wire import commands
 from ledgerlake.wire.chunks import encode_chunks
 from ledgerlake.wire.entry import encode_entry
-from ledgerlake.wire.message_id import BEFORE_ALL, Position
+from ledgerlake.wire.message_id import Position
 from tests.operators.stage import SOURCE, Stage, stage_settings
 
 if TYPE_CHECKING:
@@ -330,23 +330,17 @@ def lapses_of(message: Message, messages: list[Message]) -> list[Lapse]:
 
 
 def is_held_back(lapse: Lapse, messages: list[Message]) -> bool:
-    """Whether the last word before it was due was a pause, of its id or of all. If another topic
-    takes the name, a pause of all goes on for what waits, until the id is resumed there.
-    """
-    before = [message for message in messages if message.time_ms < lapse.due_ms]
-    own_target = f"schedule={lapse.message.schedule_id}"
-    own, former, all_now = (
-        [message for message in words if target in (message.pauses, message.resumes)]
-        for target, words in (
-            (own_target, [one for one in before if one.number > lapse.message.number]),
-            ("all", [one for one in before if one.ledger_id == LEDGER_ID]),
-            ("all", [one for one in before if one.ledger_id == LOWER_LEDGER_ID]),
-        )
-    )
-    goes_on = lapse.message.ledger_id == LEDGER_ID and not any(
-        message.resumes and message.ledger_id == LOWER_LEDGER_ID for message in own
-    )
-    return any(words and words[-1].pauses for words in (own, former if goes_on else [], all_now))
+    """Whether the last word before it was due was a pause, of its id or of all."""
+    own = f"schedule={lapse.message.schedule_id}"
+    for target, behind in ((own, lapse.message.number), ("all", -1)):
+        words = [
+            message.pauses is not None
+            for message in messages[behind + 1 :]
+            if target in (message.pauses, message.resumes) and message.time_ms < lapse.due_ms
+        ]
+        if words and words[-1]:
+            return True
+    return False
 
 
 def is_missed(lapse: Lapse, due: list[Lapse], clock_ms: int) -> bool:
@@ -369,14 +363,10 @@ def range_of(messages: list[Message], clock_ms: int) -> tuple[EntryRange, list[P
             commands.message(1, message.ledger_id, first + offset, entry)
             for offset, entry in enumerate(entries)
         )
-    after = end = BEFORE_ALL
-    if messages:
-        end = Position(messages[-1].ledger_id, messages[-1].entry_id)
-        before_first = messages[0].entry_id - messages[0].chunks
-        after = BEFORE_ALL if before_first < 0 else Position(end.ledger_id, before_first)
+    end = Position(messages[-1].ledger_id, messages[-1].entry_id) if messages else Position(-1, -1)
     span = EntryRange(
         join_partition(SOURCE.topic, SOURCE.partition),
-        after,
+        Position(-1, -1),
         end,
         clock_ms=None if messages else clock_ms,
     )
@@ -506,13 +496,11 @@ def play(seed: int) -> Results:
 
 def is_paused(batches: list[Batch]) -> bool:
     """Whether all schedules are paused at the end."""
-    batches_with_messages = [batch for batch in batches if batch.messages]
     words = [
         message.pauses is not None
         for batch in batches
         for message in batch.messages
         if "all" in (message.pauses, message.resumes)
-        and message.ledger_id == batches_with_messages[-1].messages[0].ledger_id
     ]
     return bool(words) and words[-1]
 

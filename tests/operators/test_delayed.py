@@ -296,51 +296,23 @@ def test_with_a_limit_of_zero_no_message_repeats_and_others_wait() -> None:
     assert not play.state("schedule_blocks")
 
 
-def repeating_frame(entry_id: int, schedule_id: str, every: str, ledger_id: int = 1) -> bytes:
+def repeating_frame(entry_id: int, schedule_id: str, every: str) -> bytes:
     """A message that repeats from 10 seconds on."""
     names = {"ledgerlake.schedule": schedule_id, "ledgerlake.every": every}
     return frame(
         entry_id,
         10,
-        ledger_id=ledger_id,
         properties=[pb.KeyValue(key=name, value=value) for name, value in names.items()],
     )
 
 
-def every_event(entry_id: int, schedule_id: str, every: str, ledger_id: int = 1) -> Scheduled:
+def every_event(entry_id: int, schedule_id: str, every: str) -> Scheduled:
     """What the task says of such a message, as if it had 100 bytes."""
     rule = parse_repetition({"ledgerlake.every": every})
     assert rule is not None
     return Scheduled(
-        schedule_id,
-        Position(ledger_id, entry_id),
-        STORED_MS,
-        STORED_MS + 10_000,
-        rate_of(rule, 100),
+        schedule_id, Position(1, entry_id), STORED_MS, STORED_MS + 10_000, rate_of(rule, 100)
     )
-
-
-@pytest.mark.parametrize("ledger_id", [1, 5], ids=["another cluster", "the same cluster"])
-def test_a_pause_of_all_is_of_the_topic_that_stored_it(ledger_id: int) -> None:
-    """A topic of that name that is created again is read from its beginning. What waits from the
-    former topic stays paused until its id is resumed.
-    """
-    play = Play()
-    play.after, play.end = BEFORE_ALL, Position(3, 1)
-    play(repeating_frame(1, "a", "PT10S", 3), events=[every_event(1, "a", "PT10S", 3)], at_s=0)
-    play.after, play.end = Position(3, 1), Position(3, 2)
-    paused = [PauseChanged(None, Position(3, 2), STORED_MS + 1000, resumes=False)]
-    assert play(events=paused, at_s=15) == []
-    play.after = play.end = BEFORE_ALL
-    assert play(at_s=25) == []
-    play.end = Position(ledger_id, 0)
-    assert play(at_s=26) == []
-    play.after, play.end = play.end, Position(ledger_id, 1)
-    new = repeating_frame(1, "b", "PT10S", ledger_id), every_event(1, "b", "PT10S", ledger_id)
-    assert play(new[0], events=[new[1]], at_s=35) == [b"%d:1" % ledger_id] * 3
-    play.after, play.end = play.end, Position(ledger_id, 2)
-    resumed = [PauseChanged("a", Position(ledger_id, 2), STORED_MS + 36_000, resumes=True)]
-    assert play(events=resumed, at_s=45) == sorted([b"3:1", b"%d:1" % ledger_id])
 
 
 @pytest.mark.parametrize("paused", ["a", None])

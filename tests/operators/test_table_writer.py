@@ -22,7 +22,7 @@ from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.errors import SetupError
 from ledgerlake.operators import table_writer
 from ledgerlake.operators.results import BatchSettings, TableBatch, TopicSchemas
-from ledgerlake.operators.table_writer import RowMaker, TableWriters
+from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.operators.transforms import RowTransform, united_columns
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.options.table_options import TableOptions, tables_of_topic
@@ -32,7 +32,6 @@ from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.compaction import Compaction
 from ledgerlake.values.record_columns import record_of
-from ledgerlake.values.record_rows import RECORD_COLUMN
 from ledgerlake.verify.table_rows import TableRows
 from ledgerlake.wire.value_schema import NO_SCHEMA, ValueSchema
 from tests.model.test_record_model import schema_of, version_of
@@ -175,54 +174,6 @@ def test_a_message_without_key_that_a_condition_leaves_out_is_no_reject_of_the_l
         "r": [("b", b"b")],
         "rest": [("a", b"a"), (None, b"a"), (None, None)],
     }
-
-
-@pytest.mark.usefixtures("registry")
-def test_a_message_of_a_former_topic_is_not_read_by_the_schemas_of_the_topic_of_today(
-    tmp_path: Path,
-) -> None:
-    columns = pa.struct([("n", pa.int32())])
-    schemas = TopicSchemas.of(
-        {TOPIC: (version_of(0), schema_of({"n": "int"}))}, {TOPIC: 7, f"{TOPIC}-partition-1": 9}
-    )
-    rows = RowMaker(
-        table(tmp_path, "records", shape="record"),
-        TOPIC,
-        ClientSettings("pulsar://nowhere:1"),
-        BatchSettings(0, {"records": known(columns)}, [], schemas),
-    )
-    message = {"value": b'{"n": 1}', "schema_version": version_of(0)}
-    nothing = {"value": None, "is_null": True, "schema_version": version_of(0)}
-    (made,) = rows.of(
-        messages(
-            message | {"ledger_id": 6},
-            message | {"ledger_id": 7},
-            message | {"ledger_id": 6, "schema_version": None},
-            nothing | {"ledger_id": 6},
-            message | {"ledger_id": 8, "partition": 1},
-            message | {"ledger_id": 1, "partition": 2},
-        )
-    )
-    assert [(misfit.row, str(misfit.reason), misfit.detail) for misfit in made.taken.misfits] == [
-        (row, "unknown_schema", "the topic was deleted since, and its schemas with it")
-        for row in (0, 2, 4)
-    ]
-    assert made.rows["schema_version"].to_pylist() == [version_of(0)] * 3
-    assert made.rows[RECORD_COLUMN].to_pylist() == [{"n": 1}, None, {"n": 1}]
-
-
-def test_a_version_that_the_registry_does_not_have_is_named_by_its_number(
-    tmp_path: Path, registry: dict[bytes, Any]
-) -> None:
-    registry.clear()
-    columns = pa.struct([("n", pa.int32())])
-    tables = Tables(
-        tmp_path,
-        table(tmp_path, "records", shape="record"),
-        known={"records": known(columns)},
-    )
-    batch = messages({"value": b'{"n": 1}', "schema_version": version_of(12)})
-    assert tables.write(batch) == [(0, "the registry has no version 12 of the topic's schema")]
 
 
 def test_a_message_without_a_schema_version_has_no_schema_name(

@@ -56,9 +56,6 @@ class Store:
         if not messages:
             del self.messages[schedule_id]
 
-    def repeating_ids(self) -> list[str]:
-        return [schedule_id for schedule_id in self.messages if self.load_repeating(schedule_id)]
-
     def load_repeating(self, schedule_id: str) -> list[ScheduledMessage]:
         return [message for message in self.messages[schedule_id] if message.repeating]
 

@@ -28,7 +28,7 @@ from ledgerlake.source.wakeup_files import WakeupTimes, save_wakeup_times
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.stored.places import Place
 from ledgerlake.wire.entry import encode_entry
-from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import BROKER_TIME_MS, batch, single
 from tests.peer import TOPIC, Peer
 
@@ -315,7 +315,7 @@ def test_a_batch_that_another_one_follows_at_once_only_notes_where_a_new_topic_b
     reader = pattern_reader(peer, trigger="1 hour")
     _readers.append(reader)
     noted = reader.latestOffset(to_json({}), ReadAllAvailable())
-    assert from_json(noted) == {TOPIC: PartitionOffset(Position(7, -1), index=-1, begins=7)}
+    assert from_json(noted) == {TOPIC: PartitionOffset(Position(7, -1), index=-1)}
     read = reader.latestOffset(noted, ReadAllAvailable())
     (partition,) = reader.partitions(noted, read)
     assert (partition.span.after, partition.span.end, partition.span.after_index) == (
@@ -383,7 +383,7 @@ def test_an_empty_topic_of_which_nothing_was_read_is_in_the_offset_with_its_firs
     reader = pattern_reader(peer, **options)
     _readers.append(reader)
     noted = reader.latestOffset(to_json(start), ReadAllAvailable())
-    assert from_json(noted) == {TOPIC: PartitionOffset(Position(4, -1), index=index, begins=4)}
+    assert from_json(noted) == {TOPIC: PartitionOffset(Position(4, -1), index=index)}
     assert reader.latestOffset(noted, ReadAllAvailable()) == noted
     peer.add(single(b"a"), ledger_id=4)
     time.sleep(1.1)
@@ -400,9 +400,7 @@ def test_an_empty_topic_that_comes_while_a_pipeline_runs_had_no_messages_before(
     _readers.append(reader)
     assert planned(reader, reader.initialOffset()) == {}
     peer.topics = [TOPIC]
-    assert planned(reader, to_json({})) == {
-        TOPIC: PartitionOffset(Position(4, -1), index=-1, begins=4)
-    }
+    assert planned(reader, to_json({})) == {TOPIC: PartitionOffset(Position(4, -1), index=-1)}
 
 
 def test_a_deleted_topic_of_which_something_waits_is_still_woken(
@@ -657,7 +655,7 @@ def test_or_it_is_read_from_its_beginning(peer: Peer, caplog: pytest.LogCaptureF
     reader, start = other_topic(peer, failOnDataLoss="false")
     anew = reader.latestOffset(start, ReadAllAvailable())
     assert "another topic of that name" in caplog.text
-    assert from_json(anew) == {TOPIC: PartitionOffset(BEFORE_ALL, begins=AFTER_ALL.ledger_id)}
+    assert from_json(anew) == {TOPIC: PartitionOffset(BEFORE_ALL)}
     assert list(reader.partitions(start, anew)) == []
     end = reader.latestOffset(anew, ReadAllAvailable())
     (partition,) = reader.partitions(anew, end)
@@ -888,34 +886,6 @@ def test_a_partition_that_was_read_to_its_end_and_deleted_and_made_again_is_read
     end = reader.latestOffset(anew, ReadAllAvailable())
     (partition,) = reader.partitions(anew, end)
     assert [row["value"] for part in reader.read(partition) for row in part.to_pylist()] == [b"new"]
-
-
-def test_the_offsets_of_a_topic_that_was_made_again_say_where_it_begins(
-    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planning = begun(
-        peer, tmp_path, monkeypatch, pinnedBy="s", trigger="0 ms", failOnDataLoss="false"
-    )
-    planning.plan()
-    planning.plan()
-    assert from_json(planning.offset)[TOPIC].position == Position(7, 0)
-    first = from_json(planning.offset)[TOPIC].begins
-    peer.entries.clear()
-    peer.add(single(b"new", 10), ledger_id=7)
-    peer.disconnect()
-    planning.reader.stop()
-    begins = [first]
-    for _ in range(3):
-        planning.plan()
-        begins.append(from_json(planning.offset)[TOPIC].begins)
-    assert from_json(planning.offset)[TOPIC].position == Position(7, 0)
-    # Until it is known, all that the stream has is of the former topic.
-    assert begins == [7, AFTER_ALL.ledger_id, 7, 7]
-    peer.add(single(b"more", 11), first=1)
-    time.sleep(0.2)
-    planning.plan()
-    assert from_json(planning.offset)[TOPIC].position == Position(7, 1)
-    assert from_json(planning.offset)[TOPIC].begins == 7
 
 
 def test_a_start_that_the_topic_has_not_reached_yet_is_no_other_topic(peer: Peer) -> None:

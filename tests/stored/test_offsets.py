@@ -24,12 +24,7 @@ OFFSET = {
     ),
     "persistent://public/default/plain": PartitionOffset(BEFORE_ALL, clock_ms=1_777_626_001_000),
     "persistent://public/default/without-metadata": PartitionOffset(
-        Position(7, 0),
-        None,
-        1_777_626_000_123,
-        by_broker=False,
-        ended_ms=1_777_626_001_000,
-        begins=7,
+        Position(7, 0), None, 1_777_626_000_123, by_broker=False, ended_ms=1_777_626_001_000
     ),
 }
 

@@ -81,20 +81,13 @@ class Controls:
         """Return whether an event has come."""
         return bool(self._new_cancels) or self.events.is_any
 
-    def apply(
-        self,
-        last_due_ms: int | None,
-        not_added: Collection[Position],
-        *,
-        begins_topic: bool = False,
-    ) -> Iterator[Rejected]:
+    def apply(self, last_due_ms: int | None, not_added: Collection[Position]) -> Iterator[Rejected]:
         """Load the stored cancels, pauses and schedules, and apply the events; yield the rejects of
         refused events.
 
         Args:
             last_due_ms: when the last of the messages that wait is due; None if none waits.
             not_added: the positions of messages that have come and do not wait.
-            begins_topic: these messages begin a topic, and what waits is of a former one.
         """
         text = _read_value(self._stored_cancels)
         self.cancels, self._marked, self._pauses = (
@@ -103,8 +96,6 @@ class Controls:
         self._stored = self._content(self.cancels.all)
         self._store = StoredSchedules(self._stored_schedules, self._marked)
         self.schedules = Schedules(self._store, self._marked, self._pauses, self._repetition_limit)
-        if begins_topic:
-            self.schedules.begin_topic()
         not_repeated, not_paused = self._apply_events(not_added)
         yield from _refused(REPETITION_REFUSED, not_repeated)
         yield from _refused(PAUSE_REFUSED, not_paused)

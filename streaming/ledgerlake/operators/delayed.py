@@ -333,11 +333,9 @@ class DelayedMessages:
             tracker.forget_marks_beyond(after)
         next_due_ms = tracker.next_due_ms
         is_due = next_due_ms is not None and next_due_ms <= cutoff_ms
-        # A topic that is created again is read from its beginning, and only such a one.
-        begins_topic = after == BEFORE_ALL < end
-        if not (is_due or controls.has_new or begins_topic):
+        if not (is_due or controls.has_new):
             return
-        yield from controls.apply(tracker.last_due_ms, self._not_added, begins_topic=begins_topic)
+        yield from controls.apply(tracker.last_due_ms, self._not_added)
         if is_due:
             if len(controls.cancels):
                 yield controls.cancels

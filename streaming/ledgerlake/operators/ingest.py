@@ -46,7 +46,6 @@ from ledgerlake.runtime.memory import keep_freed_blocks, trim_heap
 from ledgerlake.source.pieces import read_single
 from ledgerlake.source.range_reader import BUNDLE_BYTES
 from ledgerlake.stored.fields import fields_of
-from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -151,12 +150,9 @@ class _IngestedRange:
     @property
     def needs_stage(self) -> bool:
         """Return whether the stateful stage may write something that must fit between the rows of
-        this task, or has to forget what a former topic of that name said of all its messages.
+        this task.
         """
-        begins_topic = self._after == BEFORE_ALL
-        return bool(
-            begins_topic or self._saw_delayed or self._local.events or self._controls.has_events
-        )
+        return bool(self._saw_delayed or self._local.events or self._controls.has_events)
 
     def report(self, result: dict[str, Any]) -> pa.RecordBatch:
         """Return the row of the report, which comes last."""

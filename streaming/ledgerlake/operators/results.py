@@ -9,11 +9,9 @@ import json
 import secrets
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property, lru_cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
@@ -24,7 +22,6 @@ from ledgerlake.operators.stage_rows import (
 )
 from ledgerlake.stored.fields import fields_of, stored
 from ledgerlake.table.ordered_files import DataFile
-from ledgerlake.values.record_rows import FORMER
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -76,41 +73,21 @@ class TopicSchemas:
 
     ``newest_versions`` has the newest version of each topic's schema, in hexadecimal; none of a
     topic without one. ``asked`` is a text that is new each time when the registry is asked: by it,
-    tasks ask again for versions of a topic, which may have been created again. ``first_ledgers``
-    has by topic partition where that topic begins; versions of messages from before are of a former
-    topic, and unknown.
+    tasks ask again for versions of a topic, which may have been created again.
     """
 
     newest_versions: dict[str, str] = field(default_factory=dict)
     asked: str = ""
-    first_ledgers: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        newest: Mapping[str, tuple[bytes, ValueSchema]],
-        first_ledgers: Mapping[str, int] = MappingProxyType({}),
-    ) -> TopicSchemas:
+    def of(cls, newest: Mapping[str, tuple[bytes, ValueSchema]]) -> TopicSchemas:
         versions = {topic: version.hex() for topic, (version, _) in newest.items()}
-        return cls(versions, secrets.token_hex(8), dict(first_ledgers))
+        return cls(versions, secrets.token_hex(8))
 
     def newest_version(self, topic: str) -> bytes | None:
         """Return the newest version of a topic's schema; None if it has none."""
         version = self.newest_versions.get(topic)
         return None if version is None else bytes.fromhex(version)
-
-    def versions(self, messages: pa.RecordBatch, topic: str) -> pa.Array:
-        """Return the schema versions of messages of a topic; ``FORMER`` for a message of a former
-        topic of that name, since the registry has other schemas under its versions.
-        """
-        versions = messages["schema_version"]
-        for partition in pc.unique(messages["partition"]).to_pylist() if self.first_ledgers else []:
-            first = self.first_ledgers.get(join_partition(topic, partition), 0)
-            is_former = pc.and_(
-                pc.equal(messages["partition"], partition), pc.less(messages["ledger_id"], first)
-            )
-            versions = pc.if_else(is_former, pa.scalar(FORMER, versions.type), versions)
-        return versions
 
 
 @dataclass(frozen=True)

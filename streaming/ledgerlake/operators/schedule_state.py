@@ -155,9 +155,6 @@ class StoredSchedules:
     def store_repeating(self, schedule_id: str, messages: list[ScheduledMessage]) -> None:
         self._repeating[schedule_id] = messages
 
-    def repeating_ids(self) -> list[str]:
-        return [key[0] for key, _ in self._state.schedules.iterator()]
-
     def save_repeating(self) -> None:
         """Store the messages that repeat and have changed, and their rate."""
         self._save_size()

@@ -19,8 +19,7 @@ Rules kept here:
     message meet here, in order.
   - A topic partition without incomplete or delayed messages and without events costs two reads of
     the state. If its task can tell that, its result passes in one row with other results, and no
-    state is read. The beginning of a topic is not passed: a former topic of that name may have left
-    something.
+    state is read.
   - Messages expire and are due by the time of the batch: the broker's time of its entries, or the
     planner's clock in its offset. A batch that is run again does the same again but for
     ``delivered_at``, which is the worker's clock at delivery. No producer's clock counts.

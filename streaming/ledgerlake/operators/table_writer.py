@@ -17,7 +17,6 @@ message that does not fit is a misfit, with the reason of its reject. The table 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -417,7 +416,6 @@ class RowMaker:
         self._is_plain = not (table.where or table.computes_rows or table.partition_by)
         self._of_version = schemas_of(client, topic, batch.schemas.asked)
         self._newest_version = batch.schemas.newest_version(topic)
-        self._versions = partial(batch.schemas.versions, topic=topic)
         self.schema = (
             rows_schema(self._columns) if table.has_record_shape else messages_schema(self._columns)
         )
@@ -511,9 +509,7 @@ class RowMaker:
         misfits: list[Misfit] = []
         rows, fitting = messages, numbers
         if self.table.has_record_shape:
-            rows, misfits = record_rows(
-                messages, self._schema_of, self._newest(), self._record, self._versions(messages)
-            )
+            rows, misfits = record_rows(messages, self._schema_of, self._newest(), self._record)
             fitting = np.delete(numbers, [misfit.row for misfit in misfits])
             misfits = _renumbered(misfits, numbers)
         if self._is_plain:
@@ -546,10 +542,9 @@ class RowMaker:
         """
         if not self.table.schema:
             return np.ones(messages.num_rows, dtype=bool)
-        versions = self._versions(messages)
-        numbers, firsts = codes_of(versions)
+        numbers, firsts = codes_of(messages["schema_version"])
         wanted = []
-        for version in versions.take(pa.array(firsts)).to_pylist():
+        for version in messages["schema_version"].take(pa.array(firsts)).to_pylist():
             schema = self._of_version(version) if version else None
             wanted.append(self.table.takes_schema("" if schema is None else record_name(schema)))
         result: NDArray[np.bool_] = np.array(wanted, dtype=bool)[numbers]

@@ -18,8 +18,6 @@ from ledgerlake.pipeline.batch_ends import LastRun
 from ledgerlake.pipeline.moved_cursors import moved_cursors
 from ledgerlake.pipeline.start import query_name
 from ledgerlake.source.loss_watch import pass_moved_cursors
-from ledgerlake.stored.offsets import VERSION, from_json
-from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,21 +115,8 @@ class BatchWriter:
         topics = [split_partition(name)[0] for name in batch.ranges]
         components.tables.add_for_topics(topics)
         components.tables.check(written.sparkSession)
-        ends = from_json(
-            {
-                "version": VERSION,
-                "positions": {name: span["end"] for name, span in batch.ranges.items()},
-            }
-        )
         schemas = components.schemas.learn(
-            topics,
-            # Of a topic that is deleted, only messages come that were read before.
-            {
-                split_partition(name)[0]
-                for name in batch.with_messages
-                if ends[name].position != BEFORE_ALL
-            },
-            ends,
+            topics, {split_partition(name)[0] for name in batch.with_messages}
         )
         if components.tables.open_for(batch):
             components.cursors.check_owner()

@@ -7,7 +7,6 @@ that a message of the micro-batch names is known by then, and its fields have co
 from __future__ import annotations
 
 import logging
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.backoff import with_retries
@@ -18,11 +17,10 @@ from ledgerlake.values.schemas import record_name
 from ledgerlake.wire.value_schema import NO_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.pipeline.tables import MessagesTable, Tables
-    from ledgerlake.stored.offsets import PartitionOffset
     from ledgerlake.wire.value_schema import ValueSchema
 
 _log = logging.getLogger(__name__)
@@ -54,20 +52,13 @@ class RecordSchemas:
         self._next_version: dict[str, int] = {}
         self._is_started = False
 
-    def learn(
-        self,
-        topics: Iterable[str],
-        with_messages: Collection[str] = (),
-        read_to: Mapping[str, PartitionOffset] = MappingProxyType({}),
-    ) -> TopicSchemas:
+    def learn(self, topics: Iterable[str], with_messages: Collection[str] = ()) -> TopicSchemas:
         """Ask for versions that are not known, and add columns for their fields; return what tasks
         need to know. Topics whose tables need no schemas are passed over.
 
         Args:
             with_messages: the topics with messages to be written. Messages of a topic without a
                 schema need the column ``value``; a topic without messages may get a schema yet.
-            read_to: how far topic partitions are read. The registry has the schemas of the topic of
-                today, so tasks know by it which messages are of a former one.
 
         Raises:
             SetupError, TableError: a table cannot be changed.
@@ -93,8 +84,7 @@ class RecordSchemas:
         self._tables.add_columns(is_start=not with_messages and not self._is_started)
         self._is_started = True
         return TopicSchemas.of(
-            {topic: self._newest[topic] for topic in names if topic in self._newest},
-            {name: offset.begins for name, offset in read_to.items() if offset.begins is not None},
+            {topic: self._newest[topic] for topic in names if topic in self._newest}
         )
 
     def _learn_versions(self, topic: str, newest: tuple[bytes, ValueSchema]) -> None:

@@ -229,7 +229,7 @@ class _Replay:
 
     def _replay(self, rejects: list[dict[str, Any]]) -> None:
         topics = sorted({reject["topic"] for reject in rejects})
-        schemas = self._schemas.learn(topics, topics, self._log.committed_offset() or {})
+        schemas = self._schemas.learn(topics, topics)
         self._tables.create()
         self._parts.begin()
         known = self._tables.settings(self._tables.messages)

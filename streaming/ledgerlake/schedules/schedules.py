@@ -34,8 +34,6 @@ Rules kept here:
     message that is stored later, which is due at the time of the micro-batch at the earliest. If
     ``MOST_PAUSES`` are kept, no other one begins.
   - A pause of an id is of the last message before it: those before that one have ended.
-  - A pause of all is of the topic that stored it. If another topic has taken the name, it goes on
-    as the own pause of each message that waits from the former topic.
 
 A large message that its marker completes stands at the marker, and waits at its last chunk. So
 events come in the order in which their messages stand.
@@ -225,9 +223,6 @@ class ScheduleStore(Protocol):
 
     def store_repeating(self, schedule_id: str, messages: list[ScheduledMessage]) -> None:
         """Keep those messages of an id that repeat."""
-
-    def repeating_ids(self) -> list[str]:
-        """Return the ids under which messages wait that repeat."""
 
 
 class MarkedPositions:
@@ -419,20 +414,6 @@ class Schedules:
         pauses, next_due_ms = self._pauses(schedule_id, position, time_ms)
         pauses.end(time_ms)
         pauses.forget_before(next_due_ms)
-
-    def begin_topic(self) -> None:
-        """Leave the pause of all to the messages that wait: another topic has taken the name."""
-        begin_ms = end_ms = self.pauses.since_ms
-        if begin_ms is None or end_ms is None:
-            return
-        for schedule_id in self._store.repeating_ids():
-            for message in self._store.load_repeating(schedule_id):
-                assert message.repeating is not None
-                own = message.repeating.pauses
-                own.begin(begin_ms)
-                # It begins later if an earlier one of its own has ended later.
-                end_ms = max(end_ms, own.since_ms or 0)
-        self.pauses.end(end_ms)
 
     def advance(
         self,

@@ -62,7 +62,7 @@ from ledgerlake.source.topic_list import TopicList
 from ledgerlake.source.trigger_times import TriggerTimes
 from ledgerlake.source.wakeup_files import load_times_ms
 from ledgerlake.stored.offsets import Offset, PartitionOffset
-from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL
+from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -319,9 +319,7 @@ class Planner:
         """
         for by_name in (self._latest, self._end_bounds, self._limit_planners, self._aims, ends):
             by_name.pop(name, None)
-        start[name] = PartitionOffset(
-            BEFORE_ALL, clock_ms=start[name].clock_ms, begins=AFTER_ALL.ledger_id
-        )
+        start[name] = PartitionOffset(BEFORE_ALL, clock_ms=start[name].clock_ms)
 
     def _restart_made_again(self, start: Offset, ends: Offset) -> Offset:
         """Return the start, with topic partitions as unread that were deleted after they were read
@@ -518,25 +516,15 @@ class Planner:
         }
 
     def _cut(self, start: Offset, ends: Offset) -> Offset:
-        """Return the ends of ranges, with into how many parts each one is cut, and where the topic
-        begins if that is known.
-        """
+        """Return the ends of ranges, with into how many parts each one is cut."""
         spans, options = ranges(start, ends), self._options
         if options.min_partitions > 1:
             parts = parts_for(spans, options.min_partitions)
         else:
             parts = parts_of_long(spans, self.entry_bytes(spans), options.task_slots)
         names = (span.topic_partition for span in spans)
-        begins = {
-            name: offset.begins for name, offset in start.items() if offset.position != BEFORE_ALL
-        }
         return {
-            name: replace(
-                ends[name],
-                parts=count,
-                begins=begins.get(name),
-            )
-            for name, count in zip(names, parts, strict=True)
+            name: replace(ends[name], parts=count) for name, count in zip(names, parts, strict=True)
         }
 
     def _remember(self, start: Offset) -> None:
@@ -642,9 +630,7 @@ class Planner:
             # Entries that were removed since the end was known are a loss, which the range up to it
             # reports.
             if noted.is_beyond(begin) and (is_empty or noted.position <= end.position):
-                result[name] = replace(
-                    noted, clock_ms=begin.clock_ms, begins=noted.position.ledger_id
-                )
+                result[name] = replace(noted, clock_ms=begin.clock_ms)
                 del ends[name]
                 has_noted_unread |= end.is_beyond(noted)
         # Entries that come during a batch that did not wait for the trigger have to wait for it.

@@ -16,8 +16,7 @@ ranges the entries before the position are cut, if they are cut. ``gone``, if pr
 a read begins there, and that no cursor has kept what came behind it: the topic had lost the
 position before, or the read begins with what compaction has left. ``ended``, if present, is a time
 at which the read ends: all that the topic had from before that time was taken. What follows may be
-removed, so it could not be found again. ``begins``, if present, is the first ledger of a topic that
-came while the stream ran: what the stream has of earlier ledgers is of a former topic of that name.
+removed, so it could not be found again.
 
 Rules kept here:
   - A newer version is refused with advice. An unknown field of a known version is an error too.
@@ -38,19 +37,7 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 VERSION = 1
 
 _FIELDS = frozenset(
-    [
-        "ledger",
-        "entry",
-        "batch",
-        "time",
-        "published",
-        "index",
-        "clock",
-        "parts",
-        "gone",
-        "ended",
-        "begins",
-    ]
+    ("ledger", "entry", "batch", "time", "published", "index", "clock", "parts", "gone", "ended")
 )
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -72,7 +59,6 @@ class PartitionOffset:
     was_gone: bool = False
     by_broker: bool = True
     ended_ms: int | None = None
-    begins: int | None = None
 
     def __str__(self) -> str:
         return (
@@ -161,8 +147,6 @@ def _to_json(offset: PartitionOffset) -> dict[str, Any]:
         data["gone"] = True
     if offset.ended_ms is not None and 0 <= offset.ended_ms <= MAX_TIME_MS:
         data["ended"] = time_text(offset.ended_ms)
-    if offset.begins is not None:
-        data["begins"] = offset.begins
     return data
 
 
@@ -186,7 +170,6 @@ def _from_json(data: dict[str, Any]) -> PartitionOffset:
         stored(bool, data.get("gone", False)),
         by_broker,
         _time_ms(data, "ended"),
-        stored(int | None, data.get("begins")),
     )
 
 

@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 # Delta takes no such name, so no other column of rows has it: users name partition columns.
 RECORD_COLUMN = "(record)"
 
-# Stands for the version of a message of a former topic.
-FORMER = b"former"
-
 # What stands beside the record in a row.
 PULSAR_FIELDS = [field for field in schema.MESSAGES if field.name != "value"]
 
@@ -104,7 +101,6 @@ def record_rows(
     of_version: SchemaOfVersion,
     newest: ValueSchema,
     record: pa.StructType,
-    versions: pa.Array | None = None,
 ) -> tuple[pa.RecordBatch, list[Misfit]]:
     """Return messages of one topic as rows, and those that do not fit.
 
@@ -112,10 +108,8 @@ def record_rows(
         messages: rows of ``schema.MESSAGES``.
         newest: the schema of messages that name no version.
         record: the table's columns.
-        versions: their versions, if some are ``FORMER``.
     """
-    versions = messages["schema_version"] if versions is None else versions
-    records, misfits = _records(messages, versions, of_version, newest, record)
+    records, misfits = _records(messages, of_version, newest, record)
     columns = [*(messages[field.name] for field in PULSAR_FIELDS), records]
     rows = pa.RecordBatch.from_arrays(columns, schema=rows_schema(record))
     if not misfits:
@@ -127,7 +121,6 @@ def record_rows(
 
 def _records(
     messages: pa.RecordBatch,
-    versions: pa.Array,
     of_version: SchemaOfVersion,
     newest: ValueSchema,
     record: pa.StructType,
@@ -139,7 +132,7 @@ def _records(
     parts: list[pa.Array] = []
     places: list[NDArray[np.int64]] = []
     misfits: list[Misfit] = []
-    for version, rows in by_version(versions):
+    for version, rows in by_version(messages["schema_version"]):
         records, more = _of_version(take(encoded, rows), version, of_version, newest, record, rows)
         parts.append(records)
         places.append(rows)
@@ -160,8 +153,10 @@ def _of_version(
     rows: NDArray[np.int64],
 ) -> tuple[pa.Array, list[Misfit]]:
     writer = of_version(version) if version else newest
-    if version == FORMER or writer is None:
-        return _none(encoded, record, rows, UNKNOWN_SCHEMA, _unknown(version))
+    if writer is None:
+        number = int.from_bytes(version or b"", "big")
+        detail = f"the registry has no version {number} of the topic's schema"
+        return _none(encoded, record, rows, UNKNOWN_SCHEMA, detail)
     try:
         # What the table does not take of a version, it takes of none of its messages.
         record_of(writer)
@@ -169,14 +164,6 @@ def _of_version(
     except SetupError as error:
         return _none(encoded, record, rows, SCHEMA_MISMATCH, error.message)
     return _decoded(encoded, decode, record, rows)
-
-
-def _unknown(version: bytes | None) -> str:
-    """Return why a schema is not known."""
-    if version == FORMER:
-        return "the topic was deleted since, and its schemas with it"
-    number = int.from_bytes(version or b"", "big")
-    return f"the registry has no version {number} of the topic's schema"
 
 
 def _decoded(
