@@ -29,9 +29,9 @@ from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.crypto import open_entry
 from ledgerlake.decode.data_keys import unreadable_keys
 from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, SetupError, TopicNotFoundError
-from ledgerlake.inspect.table_topics import routing_warnings, tables_without_messages
 from ledgerlake.monitor.progress import counted
 from ledgerlake.options.config import check_stores, load_config
+from ledgerlake.options.table_topics import routing_warnings, tables_without_messages
 from ledgerlake.runtime.java import find_java, java_version
 from ledgerlake.runtime.plugins import load
 from ledgerlake.stored.secrets import said

@@ -64,11 +64,11 @@ import pyarrow.compute as pc
 from ledgerlake.client.backoff import with_retries
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import split_partition
-from ledgerlake.inspect.table_topics import routing_warnings
 from ledgerlake.monitor.progress import counted
 from ledgerlake.operators.results import BatchSettings, TopicSchemas
 from ledgerlake.operators.table_writer import TopicTables
 from ledgerlake.options.table_options import tables_of_topic
+from ledgerlake.options.table_topics import routing_warnings
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.known_tables import is_missed
 from ledgerlake.pipeline.record_schemas import FIRST_VERSION
