@@ -245,11 +245,13 @@ def test_entries_have_their_bytes_and_both_kinds_of_metadata() -> None:
         assert (second["entry"], second["reject_reason"]) == (b"garbage", "malformed_entry")
 
 
-def test_broker_metadata_can_be_required() -> None:
+@pytest.mark.parametrize("broker", [None, pb.BrokerEntryMetadata(index=5)])
+def test_broker_metadata_can_be_required(broker: pb.BrokerEntryMetadata | None) -> None:
     with Peer() as peer:
-        peer.add(encode_entry(metadata(), b"bare"))
+        peer.add(encode_entry(metadata(), b"bare", broker))
         assert len(list(read_messages(options_for(peer), everything(peer)))) == 1
-        with pytest.raises(SetupError, match="brokerEntryMetadataInterceptors"):
+        says = f"messages of {TOPIC} have no broker timestamp; set brokerEntryMetadataInterceptors"
+        with pytest.raises(SetupError, match=says):
             list(read_messages(options_for(peer, requireBrokerMetadata="true"), everything(peer)))
 
 

@@ -134,9 +134,9 @@ def check_broker_metadata(required: bool, messages: pa.RecordBatch, source: Topi
     """
     if required and messages["broker_timestamp"].null_count:
         raise SetupError(
-            f"the broker adds no entry metadata to {source.topic}; set "
-            "brokerEntryMetadataInterceptors and exposingBrokerEntryMetadataToClientEnabled in its "
-            "configuration, or drop require_broker_metadata"
+            f"messages of {source.topic} have no broker timestamp; set "
+            "brokerEntryMetadataInterceptors and exposingBrokerEntryMetadataToClientEnabled in the "
+            "broker's configuration, or drop require_broker_metadata"
         )
 
 
