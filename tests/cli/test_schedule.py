@@ -174,7 +174,13 @@ def test_a_span_is_written_as_everywhere_and_days_are_dates(
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("5 fortnights", "is not a duration"), ("999999999999 days", "is longer than 100 years")],
+    [
+        ("5 fortnights", "is not a duration"),
+        ("999999999999 days", "is longer than 100 years"),
+        ("40000 days", "is longer than 100 years"),
+        ("9999999 weeks", "is longer than 100 years"),
+        ("999999 Months", "is longer than 100 years"),
+    ],
 )
 def test_a_span_that_is_none_names_its_option(text: str, why: str) -> None:
     with pytest.raises(UsageError, match=f"--jitter '{text}' {why}"):

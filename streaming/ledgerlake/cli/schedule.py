@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 # The options that are not named as the properties that they set.
 _OTHER_OPTIONS = {SCHEDULE_PROPERTY: "--id", CATCH_UP_PROPERTY: "--catch-up"}
 
-# They are counted in the calendar, and have no fixed length.
-_DATES = re.compile(r"([0-9]{1,6})\s*(d|days?|weeks?|months?)", re.IGNORECASE)
+# They are counted in the calendar, and have no fixed length; about so long each.
+_DATES = re.compile(r"([0-9]{1,12})\s*(d|days?|weeks?|months?)", re.IGNORECASE)
+_DATE_MS = {"D": 86_400_000, "W": 7 * 86_400_000, "M": 30 * 86_400_000}
 
 
 def add(commands: Commands) -> None:
@@ -332,12 +333,14 @@ def _span(option: str, text: str | None) -> str | timedelta | None:
     """Return a span that starts with a number as the API takes it; days, weeks and months and all
     that starts with no number as ISO-8601.
     """
-    from ledgerlake.options.kinds import duration_ms
+    from ledgerlake.options.kinds import checked_span_ms, duration_ms
 
     if text is None or not text[:1].isdigit():
         return text
     if dates := _DATES.fullmatch(text.strip()):
-        return f"P{int(dates[1])}{dates[2][0].upper()}"
+        count, unit = int(dates[1]), dates[2][0].upper()
+        checked_span_ms(count * _DATE_MS[unit], f"{option} '{text}'")
+        return f"P{count}{unit}"
     return timedelta(milliseconds=duration_ms(option, text))
 
 

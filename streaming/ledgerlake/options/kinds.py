@@ -76,9 +76,7 @@ def duration_ms(where: str, text: str) -> int:
         )
     count, unit = int(matched.group(1)), matched.group(2)
     duration = count if unit.startswith(("ms", "mil")) else count * _UNITS_MS[unit[0]]
-    if duration > _LONGEST_MS:
-        raise UsageError(f"{where} '{text}' is longer than 100 years")
-    return duration
+    return checked_span_ms(duration, f"{where} '{text}'")
 
 
 def choice(*words: str, synonyms: dict[str, str] | None = None) -> Kind[str]:
@@ -143,7 +141,12 @@ def _check_limit(value: Any, where: str) -> int:
     return value
 
 
-def _timeout_ms(milliseconds: int, where: str) -> int:
+def checked_span_ms(milliseconds: int, where: str) -> int:
+    """Return a time span that clocks and timers can have.
+
+    Raises:
+        UsageError: it is too long.
+    """
     if milliseconds > _LONGEST_MS:
         raise UsageError(f"{where} is longer than 100 years")
     return milliseconds
@@ -227,8 +230,8 @@ DURATION = Kind(
 )
 MILLISECONDS = Kind(
     "milliseconds",
-    lambda text, where: _timeout_ms(_parse_count(text, where), where),
-    lambda value, where: _timeout_ms(1000 * _check_count(value, where), where),
+    lambda text, where: checked_span_ms(_parse_count(text, where), where),
+    lambda value, where: checked_span_ms(1000 * _check_count(value, where), where),
     takes_in_toml="seconds",
     text_in_toml=lambda value: str(value // 1000),
 )
