@@ -191,6 +191,15 @@ def test_what_does_not_wait_under_an_id_is_not_found_by_it(other: pb.KeyValue) -
     assert _listed(rows, _decoder(marked=marked), schedule_id="a") == []
 
 
+def test_a_message_that_is_marked_and_has_no_id_is_not_found_by_one() -> None:
+    """The topic may have been created again, with the same positions."""
+    marked = MarkedPositions()
+    marked.mark(Position(7, 1), SCHEDULED)
+    entry = single(b"v", deliver_at_time=5000, partition_key="a")
+    rows = index_rows([(5000, 7, 1)], [commands.message(0, 7, 1, entry)])
+    assert list(_decoder(marked=marked).entries(SOURCE, rows, "a")) == []
+
+
 def test_a_binary_key_is_asked_for_by_its_base64_text_as_a_cancel_names_it() -> None:
     text = base64.b64encode(b"\x00\x01k").decode()
     entries = [

@@ -109,7 +109,7 @@ def waiting(
     ) -> Iterator[pa.RecordBatch]:
         return decoder.messages(source, segment, schedule_id, key)
 
-    return _of_state(spark, config, until_ms, find, WAITING)
+    return _of_state(spark, config, last_batch(config), until_ms, find, WAITING)
 
 
 def scheduled_entries(spark: SparkSession, config: Config, schedule_id: str) -> list[WaitingEntry]:
@@ -119,14 +119,15 @@ def scheduled_entries(spark: SparkSession, config: Config, schedule_id: str) -> 
     Raises:
         As ``waiting``.
     """
-    ended = ended_repetitions(spark, config, schedule_id)
+    batch_id = last_batch(config)
+    ended = ended_repetitions(spark, config, batch_id, schedule_id)
 
     def find(
         decoder: _Decoder, source: TopicPartition, segment: pa.RecordBatch
     ) -> Iterator[pa.RecordBatch]:
         return decoder.entries(source, segment, schedule_id, ended)
 
-    rows = _of_state(spark, config, _LARGEST_MS, find, _ENTRIES).collect()
+    rows = _of_state(spark, config, batch_id, _LARGEST_MS, find, _ENTRIES).collect()
     return [
         WaitingEntry(TopicPartition(row.topic, row.partition), row.due_ms, bytes(row.entry))
         for row in rows
@@ -136,6 +137,7 @@ def scheduled_entries(spark: SparkSession, config: Config, schedule_id: str) -> 
 def _of_state(
     spark: SparkSession,
     config: Config,
+    batch_id: int | None,
     until_ms: int,
     read: Callable[[_Decoder, TopicPartition, pa.RecordBatch], Iterator[pa.RecordBatch]],
     columns: pa.Schema,
@@ -143,7 +145,6 @@ def _of_state(
     """Return what ``read`` makes of the segments in the state, in tasks."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    batch_id = last_batch(config)
     records = stored_records(spark, config, batch_id)
     decoder = _Decoder(
         records, stored_cancels(spark, config, batch_id), config.source.decoding, until_ms
@@ -296,7 +297,7 @@ class _Decoder:
                 continue
             for position, entry in entries_of(frame).items():
                 metadata = peek_metadata(memoryview(entry))
-                if properties_of(metadata)[SCHEDULE_PROPERTY] != schedule_id:
+                if properties_of(metadata).get(SCHEDULE_PROPERTY) != schedule_id:
                     continue
                 if (source, position) in ended:
                     continue

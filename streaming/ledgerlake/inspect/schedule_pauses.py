@@ -47,17 +47,20 @@ def paused_since_ms(
 
 
 def ended_repetitions(
-    spark: SparkSession, config: Config, schedule_id: str
+    spark: SparkSession, config: Config, batch_id: int | None, schedule_id: str
 ) -> set[tuple[TopicPartition, Position]]:
     """Return the messages of an id that repeat and were ended by a cancel or another message, while
     an occurrence waits that was due before.
+
+    Args:
+        batch_id: as ``read_state`` has it.
 
     Raises:
         As ``paused_since_ms``.
     """
     return {
         (source, message.position)
-        for source, messages in _repeating(spark, config, last_batch(config), [schedule_id])
+        for source, messages in _repeating(spark, config, batch_id, [schedule_id])
         for message in messages
         if message.repeating is not None and message.repeating.ends_ms is not None
     }
