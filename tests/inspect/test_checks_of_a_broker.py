@@ -264,6 +264,37 @@ def test_a_stream_that_runs_is_no_problem_and_neither_is_its_port_and_its_end_is
     assert "waiting up to" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("known", "is_left_out"),
+    [([TOPIC], True), ([TOPIC, f"{TOPIC}-new"], False), ([], False)],
+    ids=["the other was read", "both were read", "a first start"],
+)
+def test_a_refused_topic_is_a_warning_if_a_start_leaves_it_out(
+    peer: Peer, tmp_path: Path, known: list[str], *, is_left_out: bool
+) -> None:
+    new = f"{TOPIC}-new"
+    peer.add(stored(0))
+    peer.refuse_topics = {new: (pb.AuthorizationError, "not authorized")}
+    if known:
+        Checkpoint(Place(str(tmp_path / "checkpoint"))).save_start(
+            dict.fromkeys(known, PartitionOffset(BEFORE_ALL))
+        )
+    findings = found(peer, tmp_path, source={"topics": [TOPIC, new]})
+    if not is_left_out:
+        assert "not authorized" in problem(findings, "reading")
+        return
+    assert all(finding.state != "problem" for finding in findings.values())
+    says = f"a run leaves out {new}, which it has not read yet, and tries again: "
+    for name in ("reading", "checkpoint"):
+        assert findings[name].state == "warning"
+        assert says in findings[name].text
+        assert "not authorized" in findings[name].text
+    peer.refuse_topics[TOPIC] = peer.refuse_topics[new]
+    assert "not authorized" in problem(
+        found(peer, tmp_path, source={"topics": [TOPIC, new]}), "reading"
+    )
+
+
 def test_a_stream_of_that_name_runs_with_another_checkpoint(peer: Peer, tmp_path: Path) -> None:
     peer.subscriptions["ledgerlake-orders"] = True
     text = problem(found(peer, tmp_path), "checkpoint")

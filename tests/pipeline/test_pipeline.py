@@ -799,6 +799,19 @@ def test_a_start_leaves_a_topic_out_that_was_never_read_and_that_the_broker_refu
         cluster.close()
 
 
+def test_a_start_of_which_the_broker_refuses_all_topics_owns_nothing(tmp_path: Path) -> None:
+    """Without a subscription, a second process could run the stream too."""
+    with Peer() as peer:
+        peer.refuse_topics = {TOPIC: (pb.AuthorizationError, "not authorized")}
+        cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
+        keeper = CursorKeeper(cluster, "s", Checkpoint(Place(str(tmp_path))))
+        with pytest.raises(BrokerError, match="not authorized"):
+            keeper.acquire([TOPIC], from_earliest=True, unread=[TOPIC])
+        assert not keeper.is_owner
+        keeper.close()
+        cluster.close()
+
+
 def test_a_start_of_which_another_process_holds_all_subscriptions_owns_nothing(
     tmp_path: Path,
 ) -> None:

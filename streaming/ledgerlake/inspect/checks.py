@@ -165,12 +165,28 @@ class _Broker:
         topics = sorted({split_partition(name)[0] for name in self._names})
         return f"{', '.join(topics[:3])}{' ...' if len(topics) > 3 else ''} ({_count(self._names)})"
 
-    def _reading(self, cluster: Cluster) -> str:
+    def _reading(self, cluster: Cluster) -> str | Finding:
         from ledgerlake.inspect.recent_entries import last_entries
 
+        refused: dict[str, LedgerlakeError] = {}
         for name in self._names[:_MOST_PARTITIONS]:
-            self._last.append(last_entries(cluster, name, _MOST_ENTRIES))
-        return f"{_count(self._last)} can be read"
+            try:
+                self._last.append(last_entries(cluster, name, _MOST_ENTRIES))
+            except LedgerlakeError as error:
+                if not self._is_unread(name):
+                    raise
+                refused[name] = error
+        if refused and not self._last:
+            raise min(refused.items())[1]
+        text = f"{_count(self._last)} can be read"
+        return Finding("reading", "warning", f"{text}; {_left_out(refused)}") if refused else text
+
+    def _is_unread(self, name: str) -> bool:
+        """Return whether a start leaves a topic partition out that the broker refuses."""
+        from ledgerlake.pipeline.checkpoint import Checkpoint
+        from ledgerlake.pipeline.left_topics import unread_topic_partitions
+
+        return name in unread_topic_partitions(Checkpoint(self._config.checkpoint_place), [name])
 
     def _broker_metadata(self) -> str | Finding:
         if not any(last.entries for last in self._last):
@@ -291,7 +307,7 @@ class _Broker:
             if before.state in _UNUSABLE:
                 return Finding("checkpoint", "skipped", f"see {before.check}")
             try:
-                components.start.examine(self._names, existing, components.outbox)
+                refused = components.start.examine(self._names, existing, components.outbox)
             except ConsumerBusyError:
                 name = config.stream.name
                 if checkpoint.start() is None:
@@ -322,10 +338,13 @@ class _Broker:
                 if checkpoint.start() is None
                 else f"goes on after batch {'none' if last is None else last}"
             )
-            return (
+            text = (
                 f"{checkpoint.folder} {at}, and no other process runs the stream "
                 f"{config.stream.name}"
             )
+            if refused:
+                return Finding("checkpoint", "warning", f"{text}; {_left_out(refused)}")
+            return text
 
         def learn_schemas() -> str:
             components.schemas.learn(topics)
@@ -415,6 +434,16 @@ def _after(before: Finding, name: str, call: Callable[[], str | Finding]) -> Fin
         Finding(name, "skipped", f"see {before.check}")
         if before.state in _UNUSABLE
         else _found(name, call)
+    )
+
+
+def _left_out(refused: dict[str, LedgerlakeError]) -> str:
+    """Say that the broker refuses topic partitions that a start leaves out."""
+    name, error = min(refused.items())
+    more = f", and {len(refused) - 1:,} more" if len(refused) > 1 else ""
+    return (
+        f"a run leaves out {name}{more}, which it has not read yet, and tries again: "
+        f"{error.message}"
     )
 
 

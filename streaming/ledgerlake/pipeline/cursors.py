@@ -106,7 +106,7 @@ class CursorKeeper:
         Args:
             busy_for_s: how long to wait for another process, as ``DurableCursor.ensure`` has it.
             unread: topic partitions that came since the stream began. If the broker refuses one, it
-                is tried again, as one that comes while the stream runs.
+                is tried again, as one that comes while the stream runs, unless it refuses all.
 
         Raises:
             ConsumerBusyError: another process holds one; no subscription was created before the
@@ -116,9 +116,15 @@ class CursorKeeper:
         for name in sorted(topic_partitions, key=lambda name: (name in unread, name)):
             if name in unread and self._may_wait(name):
                 continue
-            cursor = DurableCursor(self._cluster, name, self.subscription)
-            self._cursors[name] = cursor
-            cursor.ensure(from_earliest, busy_for_s)
+            self._acquire_one(name, from_earliest, busy_for_s)
+        if self._unopened and not self._cursors:
+            # Only an open subscription shows that no other process runs the stream.
+            self._acquire_one(min(self._unopened), from_earliest, busy_for_s)
+
+    def _acquire_one(self, name: str, from_earliest: bool, busy_for_s: float | None) -> None:
+        cursor = DurableCursor(self._cluster, name, self.subscription)
+        self._cursors[name] = cursor
+        cursor.ensure(from_earliest, busy_for_s)
 
     def _may_wait(self, name: str) -> bool:
         """Try to open the subscription of a new topic partition; return whether the stream may
@@ -130,13 +136,28 @@ class CursorKeeper:
             return is_open or bool(self._cursors) or not self._unopened[name].is_busy
         return True
 
-    def acquire_existing(self, topic_partitions: Iterable[str]) -> None:
-        """Acquire the subscriptions that exist, and create none; wait for no other process.
+    def acquire_existing(
+        self, topic_partitions: Collection[str], unread: Collection[str]
+    ) -> dict[str, LedgerlakeError]:
+        """Acquire the subscriptions that exist, and create none; wait for no other process. Return
+        why the broker refuses topic partitions that ``acquire`` leaves out.
 
         Raises:
             As ``acquire``.
         """
-        self.acquire(self.existing(topic_partitions), from_earliest=True, busy_for_s=0.0)
+        refused: dict[str, LedgerlakeError] = {}
+        existing: list[str] = []
+        for name in topic_partitions:
+            try:
+                existing += self.existing([name])
+            except LedgerlakeError as error:
+                if name not in unread:
+                    raise
+                refused[name] = error
+        if refused and len(refused) == len(topic_partitions):
+            raise min(refused.items())[1]
+        self.acquire(existing, from_earliest=True, busy_for_s=0.0, unread=unread)
+        return refused
 
     def existing(self, topic_partitions: Iterable[str]) -> list[str]:
         """Return the topic partitions that have the subscription, whoever holds it.

@@ -14,6 +14,8 @@ from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import LedgerlakeError, SetupError, TopicNotFoundError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.options.config import Config
     from ledgerlake.pipeline.checkpoint import Checkpoint
@@ -35,6 +37,16 @@ def known_topic_partitions(checkpoint: Checkpoint) -> set[str]:
         *(checkpoint.start() or {}),
         *(checkpoint.log.offset(planned) if planned is not None else {}),
     }
+
+
+def unread_topic_partitions(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
+    """Return the names that came since the stream began, and that it has not read: if the broker
+    refuses one, a start leaves it out.
+
+    Raises:
+        As ``known_topic_partitions``.
+    """
+    return set() if checkpoint.start() is None else {*names} - known_topic_partitions(checkpoint)
 
 
 def warn_of_left_topics(config: Config, cluster: Cluster, checkpoint: Checkpoint) -> None:

@@ -29,6 +29,7 @@ from ledgerlake.pipeline.left_topics import (
     check_topics,
     is_gone,
     known_topic_partitions,
+    unread_topic_partitions,
     warn_of_left_topics,
 )
 from ledgerlake.pipeline.moved_state import adopt_state, former_place
@@ -57,6 +58,7 @@ from ledgerlake.wire.message_id import BEFORE_ALL
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ledgerlake.errors import LedgerlakeError
     from ledgerlake.options.bounds import Bound
     from ledgerlake.options.config import Config
     from ledgerlake.pipeline.checkpoint import Checkpoint
@@ -115,9 +117,7 @@ class Start:
             self._cursors.acquire(
                 names,
                 from_earliest=bound != "latest" or start is not None,
-                unread=()
-                if start is None
-                else set(names) - known_topic_partitions(self._checkpoint),
+                unread=unread_topic_partitions(self._checkpoint, names),
             )
         except ConsumerBusyError:
             # Another process owns the stream, so this start has made no cursor.
@@ -153,9 +153,12 @@ class Start:
         self._checkpoint.save_settings(settings)
         self.delivery = delivery_of(settings)
 
-    def examine(self, names: list[str], tables: list[Table], outbox: Outbox | None) -> None:
+    def examine(
+        self, names: list[str], tables: list[Table], outbox: Outbox | None
+    ) -> dict[str, LedgerlakeError]:
         """Check what ``acquire`` and ``open_outbox`` check, and change nothing: only subscriptions
-        that exist are acquired.
+        that exist are acquired. Return why the broker refuses topic partitions that ``acquire``
+        leaves out.
 
         Raises:
             As ``acquire`` and ``open_outbox``.
@@ -163,7 +166,9 @@ class Start:
         bound = self._config.starting
         start = self._checkpoint.start()
         ends = self._check_without_cursors(start, names, bound, tables)
-        self._cursors.acquire_existing(names)
+        refused = self._cursors.acquire_existing(
+            names, unread_topic_partitions(self._checkpoint, names)
+        )
         self._compare(start, tables)
         if start is None:
             self._check_cursors_are_new(
@@ -178,6 +183,7 @@ class Start:
             outbox.examine(committed, name)
             in_table = table.outbox_messages(name) if is_there and name is not None else None
             self._compare_with_outbox(outbox, committed, in_table)
+        return refused
 
     def compare_beside_a_run(self, names: Iterable[str], tables: list[Table]) -> list[str]:
         """Check all that a start checks about tables to which messages of topic partitions are to
