@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, ClassVar
 
@@ -96,6 +97,60 @@ def test_the_ports_of_a_start_may_be_chosen(
         told = sentence(ledgerlake("broker", "start", *chosen, str(http_port)), 2)
     assert told.startswith(f"ledgerlake: port {http_port} is taken; ")
     assert "'0' is not a port" in ledgerlake("broker", "start", *chosen, "0").stderr
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> dict[str, int]:
+    """The ports of a data folder that was used before."""
+    names = ("service", "web", "bookie", "service_tls", "web_tls")
+    kept = dict(zip(names, ports.free_ports(len(names)), strict=True))
+    state = {"version": standalone._STATE_VERSION, **kept}
+    (tmp_path / "broker.json").write_text(json.dumps(state))
+    return kept
+
+
+def test_a_folder_keeps_its_ports_unless_another_one_is_to_have_a_number(
+    tmp_path: Path, kept: dict[str, int]
+) -> None:
+    assert asdict(Broker(tmp_path, usual_ports=True)._ports()) == kept
+    for name in ("web", "service_tls", "web_tls"):
+        chosen = asdict(Broker(tmp_path, port=kept[name])._ports())
+        assert len(set(chosen.values())) == len(chosen)
+        assert chosen.pop("service") == kept[name]
+        assert {one for one in chosen if chosen[one] != kept[one]} == {name}
+    with pytest.raises(SetupError, match="stores messages; choose another --http-port"):
+        Broker(tmp_path, http_port=kept["bookie"])._ports()
+
+
+@pytest.mark.parametrize(
+    ("name", "secure", "says"),
+    [
+        ("service", False, "choose another --port"),
+        ("service_tls", True, "choose another --port"),
+        ("web", False, "choose another --http-port"),
+        ("bookie", False, "choose another --data-dir"),
+        ("service", True, None),
+        ("web_tls", True, None),
+    ],
+)
+def test_a_kept_port_that_is_taken_is_refused_or_gets_another_number_if_nobody_knows_it(
+    tmp_path: Path,
+    kept: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    *,
+    secure: bool,
+    says: str | None,
+) -> None:
+    monkeypatch.setattr(standalone, "_ENDING_S", 0.0)
+    broker = Broker(tmp_path, secure=secure)
+    with socket.create_server(("127.0.0.1", kept[name])):
+        if says is None:
+            chosen = asdict(broker._ports())
+            assert {one for one in chosen if chosen[one] != kept[one]} == {name}
+        else:
+            with pytest.raises(SetupError, match=f"port {kept[name]} is taken.*{says}$"):
+                broker._ports()
 
 
 def test_a_broker_that_runs_is_not_started_at_another_port(
@@ -258,12 +313,16 @@ class _Squatter(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def test_no_other_program_gets_the_token_of_a_secure_broker(tmp_path: Path) -> None:
+def test_no_other_program_gets_the_token_of_a_secure_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Broker(tmp_path / "broker", secure=True) as address:
         port = int(address.admin_url.rpartition(":")[2])
     server = ThreadingHTTPServer(("127.0.0.1", port), _Squatter)
     answering = threading.Thread(target=server.serve_forever)
     answering.start()
+    # The program may come after the ports were looked at.
+    monkeypatch.setattr(standalone, "is_free", lambda *_: True)
     try:
         with pytest.raises(SetupError, match="the broker ended while starting"):
             Broker(tmp_path / "broker", secure=True).start()

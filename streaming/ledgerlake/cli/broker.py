@@ -40,12 +40,14 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--port",
         type=_port,
-        help="start at this port for clients; default: 6650, or 6651 with --secure, if it is free",
+        help="start at this port for clients; default: that of the last start, and at first 6650, "
+        "or 6651 with --secure, if it is free",
     )
     command.add_argument(
         "--http-port",
         type=_port,
-        help="start with this port for the admin address; default: 8080 if it is free",
+        help="start with this port for the admin address; default: that of the last start, and at "
+        "first 8080 if it is free",
     )
     command.add_argument("--data-dir", help=f"where it keeps everything (default: {_STATE_FOLDER})")
 

@@ -9,7 +9,8 @@ Layout of a data folder:
 
 Rules kept here:
   - A data folder keeps its ports, since BookKeeper knows its bookie by address. They are any that
-    are free, or Pulsar's own if those are free and wanted. A start may choose the broker's ports.
+    are free, or Pulsar's own if those are free and wanted. A start may choose the broker's ports,
+    but not the bookie's, and no other port is used if one that was chosen or kept is taken.
   - ``attached`` brokers end when the process that started them ends, however it ends; detached ones
     end by ``stop``.
   - Only a process that we started is ever signalled: its command line must name the data folder.
@@ -33,7 +34,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ _USUAL_PORTS = {"service": 6650, "web": 8080, "service_tls": 6651}
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
+_ENDING_S = 2.0
 
 INTERCEPTORS = (
     "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor,"
@@ -111,6 +113,9 @@ class _Ports:
     web_tls: int
 
 
+_NAMES = [field.name for field in fields(_Ports)]
+
+
 class Broker:
     """A standalone broker on one data folder.
 
@@ -146,8 +151,10 @@ class Broker:
         self._host = host
         self._secure = secure
         self._usual_ports = usual_ports
-        wanted = {"service_tls" if secure else "service": port, "web": http_port}
-        self._wanted = {name: number for name, number in wanted.items() if number is not None}
+        # The ports that are told to users, and the options that choose them.
+        self._options = {"service_tls" if secure else "service": "--port", "web": "--http-port"}
+        wanted = zip(self._options, (port, http_port), strict=True)
+        self._wanted = {name: number for name, number in wanted if number is not None}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, attached: bool = True) -> BrokerAddress:
@@ -274,37 +281,65 @@ class Broker:
         """Return the ports to listen at.
 
         Raises:
-            SetupError: a wanted one is taken.
+            SetupError: one is taken.
         """
         wanted = list(self._wanted.values())
         if len(set(wanted)) < len(wanted):
             raise SetupError(f"two ports cannot both be {wanted[0]}; choose another --http-port")
-        for port in wanted:
-            if not is_free(port, self._host):
+        ports = self._kept_or_new_ports()
+        for name, option in self._options.items():
+            port = getattr(ports, name)
+            if port == ports.bookie:
+                raise SetupError(
+                    f"port {port} is the one at which the broker with its data in {self.data_dir} "
+                    f"stores messages; choose another {option}"
+                )
+            if not self._becomes_free(port):
                 raise SetupError(
                     f"port {port} is taken; end the program that listens there, or choose another "
-                    "port"
+                    f"{option}"
                 )
-        return replace(self._kept_or_new_ports(), **self._wanted)
+        if not self._becomes_free(ports.bookie):
+            raise SetupError(
+                f"port {ports.bookie} is taken, at which the broker with its data in "
+                f"{self.data_dir} stores messages; end the program that listens there, or choose "
+                "another --data-dir"
+            )
+        return ports
 
     def _kept_or_new_ports(self) -> _Ports:
-        state = self._state()
-        if state is not None:
-            web_tls = state.get("web_tls") or free_ports(1)[0]
-            return _Ports(
-                state["service"], state["web"], state["bookie"], state["service_tls"], web_tls
-            )
-        wanted = set(self._wanted.values())
-        others = [port for port in free_ports(5 + len(wanted)) if port not in wanted]
-        ports = _Ports(*others[:5])
-        if not self._usual_ports:
-            return ports
+        """Return the ports of the options, in their absence the last start's, or new ones."""
+        state, wanted = self._state() or {}, set(self._wanted.values())
+        kept = {name: state[name] for name in _NAMES if name in state}
+        kept = {name: port for name, port in kept.items() if self._stays(name, port)}
         usual = {
             name: port
             for name, port in _USUAL_PORTS.items()
-            if port not in wanted and is_free(port)
+            if self._usual_ports and not state and port not in wanted and is_free(port, self._host)
         }
-        return replace(ports, **usual)
+        chosen = {**usual, **kept, **self._wanted}
+        free = [port for port in free_ports(2 * len(_NAMES)) if port not in chosen.values()]
+        return _Ports(**{**dict(zip(_NAMES, free, strict=False)), **chosen})
+
+    def _stays(self, name: str, port: int) -> bool:
+        """Return whether a port of the last start has the same number now. The bookie's data is
+        bound to it; other numbers may be wanted for another port, or be taken and told to nobody.
+        """
+        return name == "bookie" or (
+            port not in self._wanted.values()
+            and (name in self._options or is_free(port, self._host))
+        )
+
+    def _becomes_free(self, port: int) -> bool:
+        """Return whether a port is free soon: a broker that was killed has its ports for a
+        moment.
+        """
+        deadline = time.monotonic() + _ENDING_S
+        while not is_free(port, self._host):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
 
     def _configuration(self, home: Path, ports: _Ports) -> str:
         metadata = {
