@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+
+import pytest
 
 from ledgerlake.cli.waiting import _print_row
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_what_senders_wrote_is_printed_on_one_line_without_control_characters(
@@ -23,6 +22,7 @@ def test_what_senders_wrote_is_printed_on_one_line_without_control_characters(
         "key": "k\r",
         "key_bytes": None,
         "properties": properties,
+        "is_known": True,
         "may_be_cancelled": True,
     }
     _print_row(row, 1_700_000_000_000, as_json=False)
@@ -33,3 +33,26 @@ def test_what_senders_wrote_is_printed_on_one_line_without_control_characters(
         in printed
     )
     assert "\\x1b[2J é" in printed
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_of_a_message_that_may_be_what_is_asked_for_it_is_said_that_it_is_not_known(
+    capsys: pytest.CaptureFixture[str], *, as_json: bool
+) -> None:
+    row = {
+        "deliver_at": datetime(2026, 5, 2, tzinfo=timezone.utc),
+        "topic": "t",
+        "partition": 0,
+        "message_id": "1:1",
+        "key": None,
+        "key_bytes": None,
+        "properties": None,
+        "is_known": False,
+        "may_be_cancelled": False,
+    }
+    _print_row(row, None, as_json)
+    printed = capsys.readouterr().out
+    if as_json:
+        assert json.loads(printed)["is_known"] is False
+    else:
+        assert printed.endswith("t-partition-0 1:1  key and properties not known\n")

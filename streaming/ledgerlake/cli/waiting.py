@@ -26,6 +26,7 @@ _SHOWN = (
     "key",
     "key_bytes",
     "properties",
+    "is_known",
     "may_be_cancelled",
 )
 
@@ -44,10 +45,15 @@ def add(commands: Commands) -> None:
         "--due-before", metavar="TIME", help="only messages that are due before that ISO time"
     )
     command.add_argument(
-        "--key", help="only messages with that key; of a binary key its base64 text"
+        "--key",
+        help="only messages with that key, and last those whose key is not known here; of a "
+        "binary key its base64 text",
     )
     command.add_argument(
-        "--schedule", metavar="ID", help="only the message of the schedule with that id"
+        "--schedule",
+        metavar="ID",
+        help="only the message of the schedule with that id, and last those whose id is not "
+        "known here",
     )
     command.add_argument(
         "-n", "--count", type=int, default=20, help="how many are listed at most (default: 20)"
@@ -74,21 +80,16 @@ def _waiting(options: argparse.Namespace) -> int:
 
     rows = waiting(spark, config, due_before_ms, options.schedule, options.key)
     asks_content = options.key is not None or options.schedule is not None
-    unknown = rows.where("not is_known").count() if asks_content else 0
-    if asks_content:
-        rows = rows.where("is_known")
+    # What only may be asked for comes last.
+    known_first = [rows["is_known"].desc()] if asks_content else []
     order = ("deliver_at", "topic", "partition", "ledger_id", "entry_id", "batch_index")
-    listed = [
-        row.asDict() for row in rows.orderBy(*order).select(*_SHOWN).limit(options.count).collect()
-    ]
+    ordered = rows.orderBy(*known_first, *order).select(*_SHOWN)
+    listed = [row.asDict() for row in ordered.limit(options.count).collect()]
     if not listed:
         is_filtered = asks_content or options.due_before is not None
         which = "no such message" if is_filtered else "no message"
-        known = " is known that" if unknown else ""
         # It may not have read the newest messages yet.
-        print(f"{which}{known} waits, as of the pipeline's last micro-batch", file=sys.stderr)
-    if unknown:
-        print(_not_known(unknown), file=sys.stderr)
+        print(f"{which} waits, as of the pipeline's last micro-batch", file=sys.stderr)
     ids = {str((row["properties"] or {}).get(SCHEDULE_PROPERTY, "")) for row in listed} - {""}
     pauses_ms = paused_since_ms(spark, config, ids) if ids else {}
     for row in listed:
@@ -96,15 +97,6 @@ def _waiting(options: argparse.Namespace) -> int:
         position = Position(row["ledger_id"], row["entry_id"])
         _print_row(row, pauses_ms.get((source, position)), options.json)
     return 0
-
-
-def _not_known(count: int) -> str:
-    """Say how many messages wait that may be the ones that are asked for."""
-    messages, they = ("message", "it") if count == 1 else ("messages", "some of them")
-    return (
-        f"the checkpoint does not have the key and the properties of {count:,} {messages} that "
-        f"may wait too, and {they} may be what is asked for"
-    )
 
 
 def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) -> None:
@@ -123,6 +115,7 @@ def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) 
             "topic": topic,
             "message_id": row["message_id"],
             "key": own_key,
+            "is_known": row["is_known"],
             "may_be_cancelled": row["may_be_cancelled"],
         }
         print(
@@ -134,6 +127,8 @@ def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) 
     paused = "" if paused_since is None else f"  paused since {paused_since}"
     properties = " ".join(f"{name}={value}" for name, value in (row["properties"] or {}).items())
     key = "" if own_key is None else f"  key {own_key}"
+    if not row["is_known"]:
+        key = "  key and properties not known"
     cancelled = "  a cancel by key may hit it" if row["may_be_cancelled"] else ""
     print(
         printable(
