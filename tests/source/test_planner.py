@@ -557,6 +557,31 @@ def test_a_topic_that_was_read_and_that_the_broker_refuses_ends_the_start(
             again.latestOffset(given or again.initialOffset(), ReadAllAvailable())
 
 
+@pytest.mark.parametrize("options", [{}, {"pinnedBy": "s"}, {"subscription": "s"}])
+def test_a_topic_that_was_read_and_was_refused_when_the_end_was_fixed_is_read_by_that_run(
+    peer: Peer, options: dict[str, str]
+) -> None:
+    names = [TOPIC, f"{TOPIC}-other"]
+    peer.topics = names
+    peer.add(single(b"a"))
+    first = pattern_reader(peer, topicsPattern="pe+r.*", **options)
+    start = first.latestOffset(first.initialOffset(), ReadAllAvailable())
+    first.stop()
+    peer.add(single(b"b"), first=1)
+    peer.refuse_topics = {names[1]: (pb.AuthorizationError, "not authorized")}
+    once = pattern_reader(peer, topicsPattern="pe+r.*", **options)
+    _readers.append(once)
+    once.prepareForTriggerAvailableNow()
+    peer.refuse_topics = {}
+    end = once.latestOffset(start, ReadAllAvailable())
+    assert {name: one.position for name, one in from_json(end).items()} == dict.fromkeys(
+        names, Position(7, 1)
+    )
+    peer.add(single(b"later"), first=2)
+    time.sleep(1.1)
+    assert once.latestOffset(end, ReadAllAvailable()) == end
+
+
 def test_a_new_topic_whose_subscription_somebody_holds_makes_no_other_wait(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

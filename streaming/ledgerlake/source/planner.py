@@ -535,7 +535,9 @@ class Planner:
                 if name in self._refused:
                     self._cursors.begin(name, came_later=False)
                 self._watch(name, LatestOffset(self._cluster, name))
-                self._latest[name].get()
+                end = self._latest[name].get()
+                if self._refused.pop(name, None) is not None and self._fixed_end is not None:
+                    self._fixed_end[name] = end
             elif name in self._latest:
                 self._latest[name].remember(offset)
             if name in self._end_bounds:
