@@ -33,6 +33,7 @@ TOPIC = "persistent://public/default/peer"
 
 @dataclass
 class _Consumer:
+    topic: str
     after: Position
     permits: int = 0
     durable: bool = False
@@ -70,7 +71,8 @@ class Peer:
         answers; None: the last entry. rewrite: turns an outgoing MESSAGE frame into the one really
         sent. drop_after: the connection is cut after so many entries, once. refuse_subscribe: an
         error code for the next subscriptions, taken one by one. refuse_topics: the answer to all
-        subscriptions of some topics. compacted: what compacted readers get in place of ``entries``;
+        subscriptions of some topics. refuse_last: the answer to all GET_LAST_MESSAGE_ID of some
+        topics. compacted: what compacted readers get in place of ``entries``;
         None: the same. last_entry: the stored entry behind the answer to GET_LAST_MESSAGE_ID, for
         who knows protocol v22 (PIP-429). cannot_tell_last: compacted readers that ask for the last
         message get an error, as of a 4.0 broker. unreadable_last: nobody is told the last message,
@@ -109,6 +111,7 @@ class Peer:
     drop_after: int | None = None
     refuse_subscribe: list[int] = field(default_factory=list)
     refuse_topics: dict[str, tuple[pb.ServerError, str]] = field(default_factory=dict)
+    refuse_last: dict[str, tuple[pb.ServerError, str]] = field(default_factory=dict)
     max_message_bytes: int = 5 * 1024 * 1024
     hold_back: set[Position] = field(default_factory=set)
     markers: set[Position] = field(default_factory=set)
@@ -440,6 +443,9 @@ class Peer:
                 commands.error(request_id, pb.MetadataError, "Failed to read last entry")
             )
             return
+        if refusal := self.refuse_last.get(consumer.topic):
+            connection.send(commands.error(request_id, *refusal))
+            return
         if self.unreadable_last:
             error_text = (
                 "Failed to get batch size for entry java.lang.IllegalStateException: Some required "
@@ -522,6 +528,7 @@ class Peer:
         if event.durable:
             after = self.acknowledged or BEFORE_ALL
         consumers[event.consumer_id] = _Consumer(
+            event.topic,
             after,
             durable=event.durable,
             subscription=event.subscription,

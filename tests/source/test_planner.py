@@ -535,6 +535,39 @@ def test_a_new_topic_that_the_broker_refuses_ends_no_other_and_is_read_once_it_m
     assert end[new].position == Position(7, 2)
 
 
+@pytest.mark.parametrize("code", [pb.AuthorizationError, pb.ServiceNotReady])
+def test_a_new_topic_whose_last_message_the_broker_does_not_tell_ends_no_other(
+    peer: Peer,
+    code: pb.ServerError,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(topic_list, "_REFRESH_S", 0.0)
+    peer.add(single(b"a"))
+    peer.topics = [TOPIC]
+    more = {"topicsPattern": "pe+r.*", "retryTimeoutMs": "200"}
+    reader = pattern_reader(peer, **more)
+    _readers.append(reader)
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    new = f"{TOPIC}-new"
+    peer.topics = [TOPIC, new]
+    peer.refuse_last = {new: (code, "no word of it")}
+    for _ in range(3):
+        time.sleep(0.3)
+        start = reader.latestOffset(start, ReadAllAvailable())
+    assert set(from_json(start)) == {TOPIC}
+    (warning,) = [text for text in caplog.messages if "cannot be read yet" in text]
+    assert "no word of it" in warning
+    again = pattern_reader(peer, **more)
+    _readers.append(again)
+    peer.add(single(b"b"), first=1)
+    start = again.latestOffset(start, ReadAllAvailable())
+    assert {name: one.position for name, one in from_json(start).items()} == {TOPIC: Position(7, 1)}
+    peer.refuse_last = {}
+    time.sleep(0.3)
+    assert planned(again, start)[new].position == Position(7, 1)
+
+
 @pytest.mark.parametrize("options", [{}, {"pinnedBy": "s"}, {"subscription": "s"}])
 @pytest.mark.parametrize("is_fixed", [False, True])
 def test_a_topic_that_was_read_and_that_the_broker_refuses_ends_the_start(

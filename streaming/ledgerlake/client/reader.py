@@ -484,13 +484,13 @@ class EntryReader:
         attempt = f"tell the last message of {self.topic_partition}"
         return session.answer(LastMessageIdReceived, attempt, request_id, consumer)
 
-    def try_to_open(self) -> None:
-        """Open it without another try.
+    def try_to_ask(self) -> None:
+        """Open it and ask for the last message, without another try.
 
         Raises:
             BrokerError, TransportError, ProtocolError: as ``next``.
         """
-        self._opened()
+        self._last_message_once()
 
     def _opened(self) -> tuple[Session, Consumer]:
         if self._open is None or self._open[1].closed:

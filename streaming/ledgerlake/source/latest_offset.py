@@ -15,7 +15,12 @@ from ledgerlake.client.reader import (
     open_together,
     read_one_each,
 )
-from ledgerlake.errors import CorruptEntryError, LedgerlakeError, TopicNotFoundError
+from ledgerlake.errors import (
+    BrokerError,
+    CorruptEntryError,
+    LedgerlakeError,
+    TopicNotFoundError,
+)
 from ledgerlake.source.read_until import next_until
 from ledgerlake.source.topic_end import Follower, last_position
 from ledgerlake.stored.offsets import PartitionOffset
@@ -147,13 +152,13 @@ class LatestOffset:
         if offset.position > self._offset.position:
             self._offset = replace(offset, batch_index=None, clock_ms=None)
 
-    def try_to_open(self) -> None:
-        """Subscribe to the topic partition without another try.
+    def try_to_ask(self) -> None:
+        """Subscribe to the topic partition and ask for its end, without another try.
 
         Raises:
-            As ``EntryReader.try_to_open``.
+            As ``EntryReader.try_to_ask``.
         """
-        self._reader.try_to_open()
+        self._reader.try_to_ask()
 
     def expire(self) -> None:
         """Expire the cached answer: the next ``get`` asks the broker."""
@@ -209,7 +214,7 @@ def refresh_all(offsets: Collection[LatestOffset]) -> None:
     """Ask for the ends of many topic partitions with few round trips; ``get`` then returns the
     cached answers.
 
-    If a broker does not answer for one of them, its ``get`` asks again.
+    If a broker does not answer for one of them or refuses, its ``get`` asks again.
     """
     due = [offset for offset in offsets if offset._is_due]
     open_together([offset._reader for offset in due if offset._reader.session is None])
@@ -225,7 +230,7 @@ def refresh_all(offsets: Collection[LatestOffset]) -> None:
     for offset in due:
         try:
             position = offset._ask()
-        except TopicNotFoundError:
+        except BrokerError:
             continue
         session = offset._reader.session
         if position is not None and session is not None:

@@ -209,7 +209,7 @@ class Planner:
         latest = LatestOffset(self._cluster, name)
         try:
             if self._has_begun:
-                latest.try_to_open()
+                latest.try_to_ask()
             self._cursors.begin(name, came_later=self._has_begun)
         except LedgerlakeError as error:
             latest.close()
