@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgerlake.errors import UsageError
-from ledgerlake.options.config import SECTION_CLASSES, load_config, parse_config, read_config
+from ledgerlake.options.config import (
+    SECTION_CLASSES,
+    folder_of,
+    load_config,
+    parse_config,
+    read_config,
+)
 from ledgerlake.options.declared import declared
 from ledgerlake.stored.secrets import resolve_secret
 
@@ -117,6 +123,13 @@ def test_a_file_is_the_same_stream_from_any_folder(
     assert load_config(tmp_path / "mounted.toml").checkpoint_place.root == (
         f"{tmp_path}/checkpoints/orders"
     )
+
+
+@pytest.mark.parametrize(
+    "folder", ["/devops", "/dev-data/a", "/dev/shm/job", "/process", "/proc/a"]
+)
+def test_a_folder_may_have_any_name(folder: str) -> None:
+    assert folder_of(f"{folder}/orders.toml") == folder
 
 
 @pytest.mark.parametrize("through", ["a pipe", "parse_config"])

@@ -72,6 +72,8 @@ REJECTS_TABLE = "rejects"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*){0,2}")
+# The folders of standard input, and of the files and pipes that a process has open.
+_OPEN_FILES = re.compile(r"/dev(/fd)?|/proc/.+/fd")
 
 SECTIONS = (
     "source",
@@ -743,7 +745,7 @@ def folder_of(path: str) -> str:
     has no folder of its own.
     """
     folder = os.path.dirname(os.path.abspath(path))
-    return os.getcwd() if folder.startswith(("/dev", "/proc/")) else folder
+    return os.getcwd() if _OPEN_FILES.fullmatch(folder) else folder
 
 
 def parse_config(data: dict[str, Any], folder: str | Path = ".") -> Config:
