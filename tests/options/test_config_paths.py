@@ -13,6 +13,7 @@ from ledgerlake.options.config import (
     SECTION_CLASSES,
     folder_of,
     load_config,
+    load_config_to_forget,
     parse_config,
     read_config,
 )
@@ -130,6 +131,35 @@ def test_a_file_is_the_same_stream_from_any_folder(
 )
 def test_a_folder_may_have_any_name(folder: str) -> None:
     assert folder_of(f"{folder}/orders.toml") == folder
+
+
+@pytest.mark.parametrize("by", ["the file", "a link", "a link as of a ConfigMap", "a pipe"])
+@pytest.mark.parametrize("checkpoint", ["checkpoints/orders", "/checkpoints/orders"])
+def test_no_stream_is_forgotten_whose_checkpoint_may_be_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str, checkpoint: str
+) -> None:
+    content = _FILE.replace('"orders" }', f'"orders", checkpoint = "{checkpoint}" }}').encode()
+    folder, path = tmp_path / "..2026_05_01", tmp_path / "..2026_05_01" / "orders.toml"
+    folder.mkdir()
+    path.write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    reading, writing = os.pipe()
+    os.write(writing, content)
+    os.close(writing)
+    if by == "a link":
+        (tmp_path / "orders.toml").symlink_to(path)
+    (tmp_path / "..data").symlink_to(folder.name)
+    if by == "a link as of a ConfigMap":
+        (tmp_path / "orders.toml").symlink_to("..data/orders.toml")
+    name = {"the file": str(path), "a pipe": f"/dev/fd/{reading}"}.get(by, "orders.toml")
+    try:
+        if by == "the file" or checkpoint.startswith("/"):
+            assert load_config_to_forget(name).stream.name == "orders"
+            return
+        with pytest.raises(UsageError, match=rf"is {tmp_path}/checkpoints/orders now.* absolute"):
+            load_config_to_forget(name)
+    finally:
+        os.close(reading)
 
 
 @pytest.mark.parametrize("through", ["a pipe", "parse_config"])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ledgerlake.cli import main
 from ledgerlake.errors import CheckpointError
 from ledgerlake.options.config import load_config, parse_config
 from ledgerlake.pipeline.checkpoint import Checkpoint
@@ -75,7 +76,7 @@ def test_the_subscription_goes_if_the_checkpoint_is_gone(
     assert _has_removed(peer)
 
 
-def test_the_subscription_stays_if_the_command_runs_in_another_folder(
+def test_the_subscription_stays_if_the_command_runs_in_another_folder_or_by_a_link(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = config_file(
@@ -94,4 +95,8 @@ def test_the_subscription_stays_if_the_command_runs_in_another_folder(
     monkeypatch.chdir(tmp_path / "away")
     with pytest.raises(CheckpointError, match=f"{tmp_path}/home/checkpoints/orders is still there"):
         forget(load_config(file))
+    assert not _has_removed(peer)
+    (tmp_path / "away/pipeline.toml").symlink_to(file)
+    assert main(["forget", "pipeline.toml"]) == 2
+    assert main(["forget", "pipeline.toml", "--topic", "former"]) == 2
     assert not _has_removed(peer)

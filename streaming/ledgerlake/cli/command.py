@@ -176,9 +176,12 @@ def load_config_with_short_retries(path: str) -> Config:
     )
 
 
-def load_config_with_paths(path: str) -> Config:
+def load_config_with_paths(path: str, load: Callable[[str], Config] | None = None) -> Config:
     """Return a configuration with the paths of its tables; Spark is started if a catalog has to
     tell them.
+
+    Args:
+        load: reads the file; ``load_config`` by default.
 
     Raises:
         UsageError: the configuration is wrong.
@@ -188,7 +191,7 @@ def load_config_with_paths(path: str) -> Config:
     from ledgerlake.runtime.session import start_session
     from ledgerlake.table.catalog import locate_tables
 
-    config = load_config(path)
+    config = (load or load_config)(path)
     if not config.delta.table or config.delta.path:
         return config
     spark = _uninterrupted(

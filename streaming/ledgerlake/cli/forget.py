@@ -33,14 +33,14 @@ def add(commands: Commands) -> None:
 
 
 def _forget(options: argparse.Namespace) -> int:
-    from ledgerlake.options.config import load_config
+    from ledgerlake.options.config import load_config_to_forget
     from ledgerlake.pipeline.forget import forget, forget_topic, tables_with_rows
 
     # A topic alone has no need of the tables.
     config = (
-        load_config_with_paths(options.config)
+        load_config_with_paths(options.config, load_config_to_forget)
         if options.topic is None
-        else load_config(options.config)
+        else load_config_to_forget(options.config)
     )
     names = forget(config) if options.topic is None else forget_topic(config, options.topic)
     if options.json:

@@ -699,8 +699,32 @@ def load_config(path: str | Path) -> Config:
         UsageError: the file cannot be read, is not TOML, or says something wrong; the message names
             file and key.
     """
+    return read_config(_content(path), str(path))
+
+
+def load_config_to_forget(path: str | Path) -> Config:
+    """Read and check a configuration file of a stream whose missing checkpoint is to mean that it
+    was removed.
+
+    Raises:
+        UsageError: as ``load_config``; or the path is a link or a pipe, and another path of the
+            file gives another checkpoint.
+    """
+    content, real_path = _content(path), os.path.realpath(path)
+    config = read_config(content, str(path))
+    place = config.checkpoint_place
+    by_real_path = _parse(content, str(path), os.path.dirname(real_path)).checkpoint_place
+    if os.path.realpath(place.root) != os.path.realpath(by_real_path.root):
+        raise UsageError(
+            f"{path} is a link or a pipe, so its relative [stream] checkpoint is {place} now, and "
+            "may be in another folder when the stream runs; write its absolute path"
+        )
+    return config
+
+
+def _content(path: str | Path) -> bytes:
     try:
-        content = Path(path).read_bytes()
+        return Path(path).read_bytes()
     except OSError as error:
         hint = (
             "check the path"
@@ -710,7 +734,6 @@ def load_config(path: str | Path) -> Config:
         raise UsageError(
             f"the configuration {path} cannot be read ({error.strerror}); {hint}"
         ) from None
-    return read_config(content, str(path))
 
 
 def read_config(content: bytes, path: str) -> Config:
@@ -722,6 +745,10 @@ def read_config(content: bytes, path: str) -> Config:
     Raises:
         UsageError: as ``load_config``.
     """
+    return _parse(content, path, folder_of(path))
+
+
+def _parse(content: bytes, path: str, folder: str) -> Config:
     try:
         data = tomllib.loads(content.decode())
     except UnicodeDecodeError as error:
@@ -734,15 +761,15 @@ def read_config(content: bytes, path: str) -> Config:
         hint = "; texts stand in quotes" if str(error).startswith("Invalid value") else ""
         raise UsageError(f"the configuration {path} is not TOML: {error}{hint}") from None
     try:
-        return parse_config(data, folder_of(path))
+        return parse_config(data, folder)
     except UsageError as error:
         raise UsageError(f"{path}: {error.message}") from None
 
 
 def folder_of(path: str) -> str:
-    """Return the folder in which the relative paths of a configuration file begin. A link to the
-    file counts as the file: a cluster replaces what the link leads to. A pipe, or standard input,
-    has no folder of its own.
+    """Return the folder in which the relative paths of a configuration file begin. It is that of a
+    link to the file, and not of what the link leads to: a cluster makes a new folder there with
+    each change. A pipe, or standard input, has no folder of its own.
     """
     folder = os.path.dirname(os.path.abspath(path))
     return os.getcwd() if _OPEN_FILES.fullmatch(folder) else folder
