@@ -101,6 +101,50 @@ def test_each_option_that_is_a_path_begins_in_the_folder_of_the_file(name: str) 
     assert _config("/etc", name, value("/x")) == _config("/", name, value("/x"))
 
 
+@pytest.mark.parametrize("settings", [{"type": "SQL"}, {}, {"type": "in-memory"}])
+def test_a_catalog_in_a_database_has_its_files_by_paths(settings: dict[str, str]) -> None:
+    settings |= {"uri": "sqlite:///c.db", "warehouse": "lake"}
+    assert {*_config("/etc", "iceberg.settings", settings).iceberg.settings} >= {
+        ("uri", "sqlite:////etc/c.db"),
+        ("warehouse", "/etc/lake"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("file:lake/orders", "file:///PATH"),
+        ("s3:lake/orders", "s3://BUCKET/PATH"),
+        ("S3A:lake/orders", "s3://BUCKET/PATH"),
+        ("gs:lake", "gs://BUCKET/PATH"),
+    ],
+)
+def test_a_scheme_without_a_slash_is_refused(text: str, shape: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        _config("/etc", "delta.path", text)
+    assert refused.value.message == (
+        f"[delta] path cannot be '{text}'; write a path alone, or {shape}"
+    )
+
+
+def test_absolute_paths_need_no_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "removed").mkdir()
+    monkeypatch.chdir(tmp_path / "removed")
+    (tmp_path / "removed").rmdir()
+    for folder in (".", "/etc"):
+        config = _config(folder, "delta.path", "/lake/orders")
+        assert config.checkpoint_place.root == "/checkpoint"
+        assert config.messages_place.root == "/lake/orders"
+
+
+@pytest.mark.parametrize("name", ["delta.path", "tables.path"])
+def test_placeholders_are_in_no_folder_of_a_configuration(name: str) -> None:
+    with pytest.raises(UsageError, match=r"cannot be in the folder /srv/\{topic\}/x, since"):
+        _config("/srv/{topic}/x", name, "lake/orders")
+
+
 @pytest.mark.parametrize("name", sorted(_OPTIONS.keys() - {*_PATHS}))
 def test_an_option_that_tells_of_a_path_is_declared_as_one(name: str) -> None:
     option = _OPTIONS[name]
@@ -198,11 +242,14 @@ def test_what_is_no_relative_path_stays_as_it_is(name: str, value: Any) -> None:
     assert _config("/etc", name, value) == _config("/", name, value)
 
 
-def test_a_secret_is_read_from_a_folder_whose_name_needs_escapes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["file:", "file://"])
+def test_a_secret_is_read_from_a_folder_whose_name_needs_escapes(
+    tmp_path: Path, prefix: str
+) -> None:
     folder = tmp_path / "a%41 b"
     (folder / "c d").mkdir(parents=True)
     (folder / "c d" / "token").write_text("hushed")
-    config = _config(str(folder), "metrics.token", "file:c%20d/token")
+    config = _config(str(folder), "metrics.token", f"{prefix}c%20d/token")
     assert config.metrics is not None
     assert resolve_secret(config.metrics.token) == "hushed"
 

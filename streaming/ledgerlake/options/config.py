@@ -772,7 +772,7 @@ def folder_of(path: str) -> str:
     each change. A pipe, or standard input, has no folder of its own.
     """
     folder = os.path.dirname(os.path.abspath(path))
-    return os.getcwd() if _OPEN_FILES.fullmatch(folder) else folder
+    return "." if _OPEN_FILES.fullmatch(folder) else folder
 
 
 def parse_config(data: dict[str, Any], folder: str | Path = ".") -> Config:
@@ -788,7 +788,13 @@ def parse_config(data: dict[str, Any], folder: str | Path = ".") -> Config:
         if name not in SECTIONS:
             raise UsageError(f"there is no section [{name}]{nearest(name, SECTIONS)}")
     _check_sections_of_keys(data)
-    sections = Sections(data, os.path.abspath(folder))
+    sections = Sections(data, str(folder))
+    placeholder = PLACEHOLDER.search(sections.folder)
+    if placeholder is not None:
+        raise UsageError(
+            f"the configuration cannot be in the folder {folder}, since a path with "
+            f"{placeholder[0]} is that of the tables of single topics; move it to another one"
+        )
     source, starting = _source(sections)
     stream = _stream(sections)
     tables = _tables(sections)

@@ -15,6 +15,7 @@ from ledgerlake.stored.local_paths import (
     resolve_reference,
     resolve_secret_file,
 )
+from ledgerlake.stored.stores import STORES
 
 T = TypeVar("T")
 
@@ -25,6 +26,9 @@ _DURATION = re.compile(
     r"([0-9]{1,12})\s*(milliseconds?|ms|seconds?|s|minutes?|min|m|hours?|h|days?|d)"
 )
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+# Behind another word, a colon is part of a folder's name.
+_SCHEME_WITHOUT_SLASH = re.compile(rf"({'|'.join(['file', *STORES])}):(?!/)", re.IGNORECASE)
 
 # In place of the folder of the index of delayed messages.
 STATE = "state"
@@ -189,6 +193,16 @@ def _settings(table: Any, where: str, prefix: str = "") -> Iterator[tuple[str, s
 
 
 def _check_path(value: Any, where: str) -> str:
+    text = _check_secret_file(value, where)
+    found = _SCHEME_WITHOUT_SLASH.match(text)
+    if found is not None:
+        store = STORES.get(found[1].lower())
+        shape = store.shape if store else "file:///PATH"
+        raise UsageError(f"{where} cannot be '{text}'; write a path alone, or {shape}")
+    return text
+
+
+def _check_secret_file(value: Any, where: str) -> str:
     text = _check_text(value, where)
     if text.startswith("$"):
         raise UsageError(
@@ -209,7 +223,7 @@ PATH_OR_STATE = replace(
     resolve=lambda text, folder: text if text == STATE else resolve_path(text, folder),
 )
 SECRET = replace(_texts("a text, `file:PATH` or `env:NAME`"), resolve=resolve_reference)
-SECRET_FILE = replace(PATH, resolve=resolve_secret_file)
+SECRET_FILE = replace(PATH, check=_check_secret_file, resolve=resolve_secret_file)
 URL = _texts("an address", "pulsar://host:6650")
 LIST = Kind(
     "texts with commas between them",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Without the slash it is a file with a colon in its name.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(?=/)")
 _SQLITE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<path>(?!/|:memory:|file:).+)")
+_SQL_TYPES = ("sql", "in-memory")
 
 
 def resolve_path(text: str, folder: str) -> str:
@@ -52,9 +53,10 @@ def reference_from(folder: str, text: str) -> str:
 
 
 def _with_path(reference: str, change: Callable[[str], str]) -> str:
-    if not reference.startswith("file:") or _URL.match(reference):
+    if not reference.startswith("file:"):
         return reference
-    return f"file:{quote(change(unquote(reference.removeprefix('file:'))))}"
+    path = unquote(reference.removeprefix("file:").removeprefix("//"))
+    return f"file:{quote(change(path))}"
 
 
 def resolve_secret_file(text: str, folder: str) -> str:
@@ -70,9 +72,13 @@ def resolve_catalog_settings(
     settings: tuple[tuple[str, str], ...], folder: str
 ) -> tuple[tuple[str, str], ...]:
     """Return properties of an Iceberg catalog with absolute paths of its SQLite database, and of
-    the warehouse of such a catalog. The warehouse of others is a name.
+    the warehouse of a catalog in a database. The warehouse of others is a name.
     """
-    is_sql = ("type", "sql") in settings
+    values = dict(settings)
+    # As pyiceberg does it: it takes any case, and without a type it looks at the URI.
+    is_sql = values.get("type", "").lower() in _SQL_TYPES or values.get("uri", "").startswith(
+        ("sqlite", "postgresql")
+    )
     return tuple(
         (name, _resolve_setting(name, text, folder) if is_sql else text) for name, text in settings
     )

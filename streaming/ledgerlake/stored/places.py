@@ -28,7 +28,7 @@ from urllib.request import getproxies
 from pyarrow import fs
 
 from ledgerlake.errors import SetupError, UsageError
-from ledgerlake.stored.local_paths import resolve_path
+from ledgerlake.stored.local_paths import expand_home
 from ledgerlake.stored.secrets import said
 from ledgerlake.stored.stores import (
     ENVIRONMENT,
@@ -369,16 +369,11 @@ def parse_place(text: str, where: str, settings: StorageSettings = ENVIRONMENT) 
         where: the name of the option, for the error.
 
     Raises:
-        UsageError: the scheme is not known, the URI has no bucket, or the path begins with a
-        variable.
+        UsageError: the scheme is not known, or the URI has no bucket.
     """
     matched = _SCHEME.match(text)
-    if matched is None and text.startswith("$"):
-        raise UsageError(
-            f"{where} cannot be '{text}'; variables are not replaced here, so write the path itself"
-        )
     if matched is None:
-        return Place(resolve_path(text, os.getcwd()), settings)
+        return Place(os.path.abspath(expand_home(text)), settings)
     scheme = matched[1].lower()
     if scheme == "file":
         return Place(os.path.abspath(_local_path(text, where)), settings)
