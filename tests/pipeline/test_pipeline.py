@@ -43,6 +43,7 @@ from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.cursors import CursorKeeper
 from ledgerlake.pipeline.failures import cause_of
 from ledgerlake.pipeline.left_topics import is_gone
+from ledgerlake.pipeline.moved_state import former_place
 from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.pipeline.start import check_reachable
 from ledgerlake.source import topic_list
@@ -54,6 +55,7 @@ from ledgerlake.wire.lookup import refused
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import single
 from tests.peer import TOPIC, Peer
+from tests.pipeline.test_moved_state import write_metadata
 from tests.table.rows import rows
 from tests.table_rows import out_of_order
 from tests.waiting import wait_until
@@ -692,6 +694,31 @@ def test_a_removed_table_of_a_topic_stops_the_stream_only_if_the_topic_is_still_
         again.tables.add_for_topics([PREFIX + "b"])
         again.tables.create()
         assert (tmp_path / "lake/dev-b/_delta_log").exists()
+
+
+@pytest.mark.parametrize("left_behind", ["", "a", "b"])
+def test_a_project_that_is_moved_has_its_tables_with_it(
+    tmp_path: Path, left_behind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    with Peer() as peer:
+        with_tables_by_topic(old, peer.url)
+        write_metadata(old / "checkpoint", f"file:{old}/checkpoint")
+        old.rename(new)
+        if left_behind:
+            shutil.move(new / f"lake/dev-{left_behind}", old / f"lake/dev-{left_behind}")
+        components = with_tables_by_topic(new, peer.url)._components
+        with closing(components.cluster), closing(components.cursors):
+            existing = components.tables.check(None)
+            if left_behind:
+                with pytest.raises(CheckpointError, match=rf"{new}/lake/dev-{left_behind} had"):
+                    components.start.acquire([PREFIX + "a"], existing)
+                return
+            components.start.acquire([PREFIX + "a"], existing)
+        assert former_place(components.checkpoint.folder) is None
+        paths = {seen.path for seen in seen_tables(components.checkpoint).values()}
+        assert paths == {str(table.path) for table in components.tables.by_name.values()}
+        assert "its rows so far" not in caplog.text
 
 
 def test_a_topic_is_forgotten_if_all_partitions_that_were_read_are(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.open_table import existing_table
 from ledgerlake.wire.message_id import Position
+from tests.pipeline.test_moved_state import write_metadata
 from tests.pipeline_tables import opened_tables
 
 if TYPE_CHECKING:
@@ -472,6 +473,22 @@ def test_a_checkpoint_goes_on_after_it_was_moved_with_the_messages_that_wait_in_
     compare(moved, config(new, storage=str(old / "delayed")), table_batch=4)
     with pytest.raises(CheckpointError, match="messages wait that need it"):
         compare(moved, config(new, storage=str(new / "others")), table_batch=4)
+
+
+def test_a_project_that_is_moved_after_a_kill_goes_on(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+
+    def with_keys(project: Path, keys: Path) -> Config:
+        return with_option(project / "checkpoint", "source.crypto_key_folder", str(keys))
+
+    checkpoint_of(old / "checkpoint", with_keys(old, old / "keys"), planned=4, committed=3)
+    write_metadata(old / "checkpoint", f"file:{old}/checkpoint")
+    old.rename(new)
+    moved = Checkpoint(Place(str(new / "checkpoint")))
+    for keys in (new / "keys", old / "keys"):
+        compare(moved, with_keys(new, keys), table_batch=4)
+    with pytest.raises(CheckpointError, match="that batch is to be run again; set it back"):
+        compare(moved, with_keys(new, new / "others"), table_batch=4)
 
 
 def test_messages_may_be_kept_from_here_on_if_nothing_is_known_to_wait_by_position(

@@ -25,7 +25,7 @@ from ledgerlake.table.batch_commit import SeenBatch
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable
+    from collections.abc import Container, Iterable
 
     from ledgerlake.pipeline.checkpoint import Checkpoint
     from ledgerlake.stored.places import Place
@@ -118,15 +118,15 @@ def seen_tables(checkpoint: Checkpoint) -> dict[str, SeenBatch]:
     return _load(checkpoint).tables
 
 
-def forget_tables(checkpoint: Checkpoint, names: Collection[str]) -> None:
-    """Forget the batches that earlier runs saw in tables; for the start.
+def save_seen_tables(checkpoint: Checkpoint, tables: dict[str, SeenBatch]) -> None:
+    """Record the batches that earlier runs saw in tables; for the start.
 
     Raises:
         OffsetError: as ``seen_tables``.
     """
     ends = _load(checkpoint)
-    kept = {name: seen for name, seen in ends.tables.items() if name not in names}
-    _save(checkpoint, replace(ends, tables=kept))
+    if ends.tables != tables:
+        _save(checkpoint, replace(ends, tables=tables))
 
 
 def last_run(checkpoint: Checkpoint) -> LastRun | None:

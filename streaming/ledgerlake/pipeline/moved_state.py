@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
@@ -24,7 +25,7 @@ from pyarrow import fs
 from ledgerlake.pipeline.spark_log import damaged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from ledgerlake.stored.places import Place
 
@@ -57,6 +58,38 @@ def former_place(checkpoint: Place) -> str | None:
                 if _here(checkpoint, name) != name:
                     return str(name).rpartition("/state/")[0]
     return None
+
+
+@dataclass(frozen=True)
+class Move:
+    """The former and the present name of the folder that was moved with the checkpoint in it. It
+    may be the folder of a whole project, whose tables lie beside the checkpoint.
+    """
+
+    old: str
+    new: str
+
+    def name_among(self, path: str, paths: Collection[Any]) -> str:
+        """Return the present name of a path, if only that is one of some paths; else the path,
+        which may not have been moved.
+        """
+        name = f"{self.new}/{path.removeprefix(f'{self.old}/')}"
+        is_moved = path.startswith(f"{self.old}/") and path not in paths and name in paths
+        return name if is_moved else path
+
+
+def move_of(checkpoint: Place) -> Move:
+    """Return how a local checkpoint was moved since its state was written.
+
+    Raises:
+        As ``former_place``.
+    """
+    former = former_place(checkpoint) if checkpoint.is_local else None
+    new = checkpoint.root.split("/")
+    old = new if former is None else former.removeprefix("file:").split("/")
+    while old and new and old[-1] == new[-1]:
+        old, new = old[:-1], new[:-1]
+    return Move("/".join(old), "/".join(new))
 
 
 def _metadata(checkpoint: Place) -> Iterator[tuple[Place, dict[str, Any]]]:

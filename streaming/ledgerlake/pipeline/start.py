@@ -24,7 +24,7 @@ from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, ConsumerBusyError, DataLossError, SetupError
 from ledgerlake.options.config import check_stores
-from ledgerlake.pipeline.batch_ends import forget_tables, last_run, seen_tables
+from ledgerlake.pipeline.batch_ends import last_run, save_seen_tables, seen_tables
 from ledgerlake.pipeline.left_topics import (
     check_topics,
     is_gone,
@@ -32,7 +32,7 @@ from ledgerlake.pipeline.left_topics import (
     unread_topic_partitions,
     warn_of_left_topics,
 )
-from ledgerlake.pipeline.moved_state import adopt_state, former_place
+from ledgerlake.pipeline.moved_state import adopt_state, former_place, move_of
 from ledgerlake.pipeline.row_settings import (
     changed,
     delivery_of,
@@ -126,12 +126,15 @@ class Start:
         # Another process may have run until it closed the cursors.
         start = self._checkpoint.start()
         removed = self._compare(start, tables)
-        if removed:
-            forget_tables(self._checkpoint, removed)
         if start is not None:
+            seen = self._seen_tables()
+            save_seen_tables(
+                self._checkpoint, {name: seen[name] for name in seen if name not in removed}
+            )
             warn_of_left_topics(self._config, self._cluster, self._checkpoint)
-            adopt_state(self._checkpoint.folder)
             self._save_settings()
+            # Last, since only its names tell that the checkpoint was moved.
+            adopt_state(self._checkpoint.folder)
             self.number = self._checkpoint.number()
             return start
         first_start = self._first_start(bound, ends)
@@ -434,7 +437,7 @@ class Start:
         query_id = self._checkpoint.log.query_id()
         if query_id is None:
             return []
-        seen_batches, removed = seen_tables(self._checkpoint), []
+        seen_batches, removed = self._seen_tables(), []
         for name, table in self._tables.by_name.items():
             former, path = seen_batches.get(name), str(table.path)
             of_folder = [seen for seen in seen_batches.values() if seen.path == path]
@@ -467,6 +470,18 @@ class Start:
                 continue
             raise self._older_table(table, seen, recorded, topics, is_there=table in tables)
         return removed
+
+    def _seen_tables(self) -> dict[str, SeenBatch]:
+        """Return the last batch that a run saw in each table, by the paths of now."""
+        move, now = move_of(self._checkpoint.folder), self._paths
+        return {
+            name: replace(seen, path=move.name_among(seen.path, now))
+            for name, seen in seen_tables(self._checkpoint).items()
+        }
+
+    @property
+    def _paths(self) -> set[str]:
+        return {str(table.path) for table in self._tables.by_name.values()}
 
     def _known_topics(self) -> list[str]:
         return sorted(
@@ -531,6 +546,12 @@ class Start:
         self._check_former_tables(tables)
         before = self._checkpoint.settings() or {}
         now = row_settings(self._config, before)
+        move = move_of(self._checkpoint.folder)
+        before |= {
+            name: move.name_among(value, [now.get(name)])
+            for name, value in before.items()
+            if isinstance(value, str)
+        }
         names = changed(before, now)
         if not names:
             return
@@ -560,8 +581,9 @@ class Start:
         """
         if self._unfinished is None:
             return
-        now = {str(table.path) for table in self._tables.by_name.values()}
-        for path in sorted({*self._checkpoint.tables().values()} - now):
+        move = move_of(self._checkpoint.folder)
+        before = {move.name_among(path, self._paths) for path in self._checkpoint.tables().values()}
+        for path in sorted(before - self._paths):
             former = Table(
                 parse_place(path, "the path of a former table", self._config.storage),
                 schema.MESSAGES,
