@@ -233,7 +233,16 @@ def test_a_file_is_looked_at_again_only_if_it_overlaps_an_earlier_one() -> None:
     assert order.overlaps() == {"between": {"lane": 4}}
 
 
-def test_a_table_of_somebody_else_is_an_error_that_names_it(tmp_path: Path) -> None:
-    write_deltalake(str(tmp_path), pa.table({"id": [1]}))
-    with pytest.raises(TableError, match=f"{tmp_path} has no column topic"):
+_PULSAR_WITHOUT_TOPIC = pa.array([{"partition": 0}], pa.struct([("partition", pa.int32())]))
+
+
+@pytest.mark.parametrize("columns", [{"id": [1]}, {"id": [1], "pulsar": _PULSAR_WITHOUT_TOPIC}])
+def test_a_table_of_somebody_else_is_an_error_that_names_it(
+    columns: dict[str, Any], tmp_path: Path
+) -> None:
+    write_deltalake(str(tmp_path), pa.table(columns))
+    with pytest.raises(
+        TableError,
+        match=f"{tmp_path} has no column topic, nor a column pulsar with all the metadata of",
+    ):
         TableRows(Place(str(tmp_path)), SparkConfig())

@@ -182,6 +182,13 @@ def test_tables_that_take_no_topic_are_told(
     )
 
 
+def test_a_configuration_without_the_topics_that_were_read_is_told(tmp_path: Path) -> None:
+    config = configured(tmp_path, topics=["other"])
+    write(tmp_path, messages(NAMES[0]))
+    why = "the configuration selects none of the topics that the stream has read"
+    assert verify(config) == Verdict(warnings=(f"{why}, so nothing was compared",))
+
+
 @pytest.mark.usefixtures("sizes")
 def test_what_is_missing_twice_and_in_another_order_is_counted(tmp_path: Path) -> None:
     first, second = map(messages, NAMES)
@@ -200,7 +207,14 @@ def test_files_that_another_writer_made_of_ours_have_no_order(tmp_path: Path) ->
     # As after an OPTIMIZE, a file has later rows first, and its range overlaps those of others.
     write_as_another(tmp_path, pa.concat_tables([first.slice(30, 20), first.slice(0, 20), second]))
     write(tmp_path, first.slice(20, 10), first.slice(50))
-    assert verify(config) == Verdict(messages=120)
+    path = config.table_options[0].place
+    assert verify(config) == Verdict(
+        messages=120,
+        warnings=(
+            f"the order of rows was not checked in 1 file of the table at {path}, which another "
+            "writer made",
+        ),
+    )
 
 
 def test_a_topic_that_has_left_the_configuration_is_not_compared(tmp_path: Path) -> None:

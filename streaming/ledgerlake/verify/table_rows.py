@@ -85,7 +85,7 @@ class TableRows:
                 columns' names.
             more: columns beside those that are compared.
         """
-        self._path, self._spark = path, spark
+        self.path, self._spark = path, spark
         self._columns = [*_ORDER_COLUMNS, *more]
         try:
             table = open_delta(path)
@@ -102,8 +102,8 @@ class TableRows:
             self._inside = f"{PULSAR_COLUMN}." if has_record_shape(columns) else ""
             if not self._inside and "topic" not in columns.names:
                 raise TableError(
-                    f"the table at {path} has no column topic, nor one in {PULSAR_COLUMN}, so it "
-                    "is none of a stream; correct its path"
+                    f"the table at {path} has no column topic, nor a column {PULSAR_COLUMN} with "
+                    "all the metadata of Pulsar, so it is none of a stream; correct its path"
                 )
             self._version = table.version()
             self._partitioned_by = [f"`{name}`" for name in table.metadata().partition_columns]
@@ -142,7 +142,7 @@ class TableRows:
     def _read(self, name: str) -> Iterator[pa.Table]:
         live, first = self._live.get(name.rpartition("/")[2]), 0
         try:
-            with open_file(self._path.filesystem(), (self._path / name).root) as file:
+            with open_file(self.path.filesystem(), (self.path / name).root) as file:
                 present = set(file.schema_arrow.names)
                 if self._inside:
                     columns = [f"{self._inside}{name}" for name in self._columns]
@@ -158,7 +158,7 @@ class TableRows:
                     # Other writers have other types of Arrow for the same columns of Delta.
                     yield rows.cast(pa.schema([_TYPES.field(name) for name in rows.column_names]))
         except (OSError, pa.ArrowException) as error:
-            raise not_readable(self._path, error) from None
+            raise not_readable(self.path, error) from None
 
     def _read_by_spark(self) -> Iterator[tuple[TableFile, pa.Table]]:
         """Yield what ``batches`` does. Spark sorts the rows, and gives them a part at a time."""
@@ -166,11 +166,11 @@ class TableRows:
 
         spark = replace(self._spark, master=LOCAL_MASTER)
         session = start_session("ledgerlake verify", spark.master, spark.session_settings)
-        connect_store(session, self._path)
+        connect_store(session, self.path)
         rows = (
             session.read.format("delta")
             .option("versionAsOf", self._version)
-            .load(self._path.hadoop_uri)
+            .load(self.path.hadoop_uri)
         )
         columns = rows.select(f"{PULSAR_COLUMN}.*").columns if self._inside else rows.columns
         names = [name for name in self._columns if name in columns]

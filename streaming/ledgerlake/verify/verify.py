@@ -110,6 +110,7 @@ if TYPE_CHECKING:
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.options.table_options import TableOptions
     from ledgerlake.source.planning import EntryRange
+    from ledgerlake.stored.places import Place
     from ledgerlake.verify.latest_rows import CountingMessages
     from ledgerlake.verify.table_rows import Keys, TableFile
     from ledgerlake.wire.message_id import Position
@@ -128,7 +129,7 @@ _BESIDE_THEIR_MESSAGES = [
 @dataclass
 class Verdict:
     """The result of a comparison; ``clean`` if nothing is wrong. ``warnings`` say which tables get
-    no message, and which topics no table takes.
+    no message, which topics no table takes, and which tables have files without an order.
     """
 
     messages: int = 0
@@ -214,7 +215,7 @@ def verify(config: Config) -> Verdict:
         for number, table in enumerate(tables.opened()):
             comparison.read_table(number, table)
         verdict = comparison.judge()
-        verdict.warnings = _warnings(config, end)
+        verdict.warnings = (*_warnings(config, end), *comparison.warnings)
         for latest in tables.latest:
             verdict.add(_verify_keys(latest))
         return verdict
@@ -222,7 +223,13 @@ def verify(config: Config) -> Verdict:
 
 def _warnings(config: Config, end: Offset) -> tuple[str, ...]:
     if not end:
-        return ("no topic partition was read yet, so nothing was compared",)
+        _, committed = Checkpoint(config.checkpoint_place).committed_range()
+        why = (
+            "the configuration selects none of the topics that the stream has read"
+            if committed
+            else "no topic partition was read yet"
+        )
+        return (f"{why}, so nothing was compared",)
     topics = {split_partition(name)[0] for name in end}
     return tuple(routing_warnings(config.table_options, dict.fromkeys(topics)))
 
@@ -255,6 +262,7 @@ class _Comparison:
         self._partitions = {partition.span.topic_partition: partition for partition in partitions}
         self._records = records
         self._verdict = Verdict()
+        self._without_order: dict[Place, set[TableFile]] = {}
 
     def read_rejects(self, table: TableRows) -> None:
         """Read the entries in rejects. They stay in memory until their topic is read."""
@@ -312,7 +320,9 @@ class _Comparison:
         order = RowOrder()
         for file, partition, rows in self._rows(table):
             if table in partition.tables.groups:
-                if file.place is not None:
+                if file.place is None:
+                    self._without_order.setdefault(table.path, set()).add(file)
+                else:
                     order.add((file.place, partition.number), file, rows)
                 self._take_rows(partition, number, partition.tables.groups[table], rows)
         self._verdict.out_of_order += order.descents
@@ -322,6 +332,15 @@ class _Comparison:
                 watermark_us = overlaps[file].get((file.place, partition.number))
                 if watermark_us is not None:
                     self._verdict.out_of_order += rows_before(rows, watermark_us)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return a sentence for each table with files whose order was not checked."""
+        return tuple(
+            f"the order of rows was not checked in {counted(len(files), 'file', 'files')} of the "
+            f"table at {path}, which another writer made"
+            for path, files in self._without_order.items()
+        )
 
     def judge(self) -> Verdict:
         """Compare all records; return the result."""
