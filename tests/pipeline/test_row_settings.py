@@ -360,7 +360,7 @@ def test_where_messages_wait_stays_until_none_waits(
     checkpoint = checkpoint_of(folder, config(folder, **before), planned=4, committed=4)
     save_wakeups(checkpoint, 4, {"t": 1000})
     with pytest.raises(
-        CheckpointError, match="messages wait that need it; set it back until nothing waits"
+        CheckpointError, match="delayed messages need it; set it back until ledgerlake state"
     ) as refused:
         compare(checkpoint, config(folder, **now), table_batch=4)
     assert refused.value.message.startswith(named)
@@ -397,7 +397,9 @@ def test_what_waited_when_delivery_began_at_latest_is_promised_to_no_other_topic
     save_wakeups(checkpoint, 4, {"t": 1000})
     starts = [None if deliver is None else deliver["starting"] for deliver in (before, now)]
     if starts == ["latest", "earliest"]:
-        with pytest.raises(CheckpointError, match="set it back until nothing waits") as refused:
+        with pytest.raises(
+            CheckpointError, match="set it back until ledgerlake state CONFIG counts no"
+        ) as refused:
             compare(checkpoint, delivering(folder, now), table_batch=4)
         assert refused.value.message.startswith('[deliver] starting was "latest"')
         save_wakeups(checkpoint, 5, {})
@@ -454,7 +456,7 @@ def test_another_place_is_one(tmp_path: Path, before: str, now: str) -> None:
     folder = tmp_path / "checkpoint"
     checkpoint = checkpoint_of(folder, config(folder, storage=before), planned=4, committed=4)
     save_wakeups(checkpoint, 4, {"t": 1000})
-    with pytest.raises(CheckpointError, match=f'storage was "{before}", and messages wait'):
+    with pytest.raises(CheckpointError, match=f'storage was "{before}", and delayed messages need'):
         compare(checkpoint, config(folder, storage=now), table_batch=4)
 
 
@@ -471,7 +473,7 @@ def test_a_checkpoint_goes_on_after_it_was_moved_with_the_messages_that_wait_in_
     compare(moved, config(new, storage=str(new / "delayed")), table_batch=4)
     # A folder that was not moved with it is still at its old place.
     compare(moved, config(new, storage=str(old / "delayed")), table_batch=4)
-    with pytest.raises(CheckpointError, match="messages wait that need it"):
+    with pytest.raises(CheckpointError, match="delayed messages need it"):
         compare(moved, config(new, storage=str(new / "others")), table_batch=4)
 
 

@@ -311,7 +311,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"the checkpoint {self.folder} is still there, and would go on without what the "
                 "topic removes when its subscription goes; remove the checkpoint first, and with "
-                "it the messages that wait in it"
+                "it its delayed and its incomplete large messages"
             )
 
     def forget(self) -> None:

@@ -567,8 +567,8 @@ class Start:
         if needed and self._has_messages_in_state():
             name = needed[0]
             raise CheckpointError(
-                f"{name} was {_in_toml(before[name])}, and messages wait that need it; set it back "
-                "until nothing waits (ledgerlake state CONFIG)"
+                f"{name} was {_in_toml(before[name])}, and delayed messages need it; set it back "
+                "until ledgerlake state CONFIG counts no delayed message"
             )
 
     def _check_former_tables(self, tables: list[Table]) -> None:
