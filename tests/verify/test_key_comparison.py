@@ -166,6 +166,8 @@ class World:
     # For each topic partition the group of each table.
     groups: list[dict[int, int]] = field(default_factory=list)
     rejects: list[set[tuple[int, int]]] = field(default_factory=list)
+    # Up to where each topic partition was read for other tables.
+    ends: list[tuple[int, int]] = field(default_factory=list)
     messages: list[tuple[int, Key, bool]] = field(default_factory=list)
     large: list[tuple[int, list[tuple[int, int]], bool]] = field(default_factory=list)
     rows: list[tuple[int, int, Key, int]] = field(default_factory=list)
@@ -182,6 +184,7 @@ class World:
             if whole and self.rng.random() < 0.5:
                 groups[9] = -1
             self.groups.append(groups)
+            self.ends.append(self.entry() if self.rng.random() < 0.5 else (-1, -1))
             self.rejects.append({self.entry() for _ in range(self.rng.randint(0, 4))})
             for _ in range(self.rng.randint(0, 12)):
                 waits = self.rng.random() < 0.3
@@ -227,14 +230,19 @@ class World:
         ]
 
 
-def streamed(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple[int, int]]]:
-    """Return the number of duplicates, and the absent and not_due messages by group and topic
-    partition.
+Missing = Counter[tuple[int, int]]
+Counts = tuple[int, Missing, Missing, Missing]
+
+
+def streamed(world: World) -> Counts:
+    """Return the number of duplicates, and the absent, earlier and not_due messages by group and
+    topic partition.
     """
     counts = np.array(world.group_counts)
     duplicate = 0
-    absent: Counter[tuple[int, int]] = Counter()
-    not_due: Counter[tuple[int, int]] = Counter()
+    absent: Missing = Counter()
+    earlier: Missing = Counter()
+    not_due: Missing = Counter()
     with HashedParts(RECORD, entry_hashes) as records:
         for partition, rejects in enumerate(world.rejects):
             expected = ExpectedMessages(
@@ -262,15 +270,19 @@ def streamed(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple
                 )
                 rows = rows[size:]
         for part in records.parts():
-            result = compare(part, counts, np.full((len(counts), 2), -1))
+            result = compare(part, counts, np.array(world.ends))
             duplicate += result.duplicate
-            for counter, numbers in ((absent, result.absent), (not_due, result.not_due)):
+            for counter, numbers in (
+                (absent, result.absent),
+                (earlier, result.earlier),
+                (not_due, result.not_due),
+            ):
                 for group, partition in zip(*np.nonzero(numbers), strict=True):
                     counter[int(group), int(partition)] += int(numbers[group, partition])
-    return duplicate, absent, not_due
+    return duplicate, absent, earlier, not_due
 
 
-def naive(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple[int, int]]]:
+def naive(world: World) -> Counts:
     """The same, by the rules as they are said."""
     known = [(of, key) for of, key, _ in world.messages if key[:2] not in world.rejects[of]]
     without_index = {
@@ -283,10 +295,11 @@ def naive(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple[in
         return (*key[:3], -1) if (of, key[:2]) in without_index else key
 
     all_rows = [(of, table, plain(of, key), due_us) for of, table, key, due_us in world.rows]
-    absent: Counter[tuple[int, int]] = Counter()
-    not_due: Counter[tuple[int, int]] = Counter()
+    absent: Missing = Counter()
+    earlier: Missing = Counter()
+    not_due: Missing = Counter()
     for partition, count in enumerate(world.group_counts):
-        rejects = world.rejects[partition]
+        rejects, end = world.rejects[partition], world.ends[partition]
         for group in range(count):
             rows = {
                 key
@@ -296,12 +309,14 @@ def naive(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple[in
             entries = {key[:2] for key in rows}
             for of, key, waits in world.messages:
                 if of == partition and plain(of, key) not in rows and key[:2] not in rejects:
-                    (not_due if waits else absent)[group, partition] += 1
+                    due = earlier if key[:2] <= end else absent
+                    (not_due if waits else due)[group, partition] += 1
             for of, chunks, waits in world.large:
                 in_table = len(chunks) > 1 and chunks[-1] in entries
                 if of == partition and not in_table and chunks[-1] not in rejects:
-                    (not_due if waits else absent)[group, partition] += 1
-    return len(all_rows) - len(set(all_rows)), absent, not_due
+                    due = earlier if chunks[-1] <= end else absent
+                    (not_due if waits else due)[group, partition] += 1
+    return len(all_rows) - len(set(all_rows)), absent, earlier, not_due
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))
