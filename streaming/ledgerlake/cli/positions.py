@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ledgerlake.cli.command import (
     add_command,
@@ -43,7 +43,6 @@ def add(commands: Commands) -> None:
 
 
 def _positions(options: argparse.Namespace) -> int:
-    from ledgerlake.inspect.peek import entry_line
     from ledgerlake.inspect.positions import find_places
     from ledgerlake.options.bounds import AtIndex, AtTime, Bound, parse_index, parse_time_ms
     from ledgerlake.wire.message_id import parse_message_id
@@ -64,6 +63,14 @@ def _positions(options: argparse.Namespace) -> int:
             else "behind the last message"
         )
         print(f"{place.topic_partition}: {where}")
-        for word, entry in (("before", place.before), ("at", place.at), ("after", place.after)):
-            print(f"  {word:<6}  {entry_line(entry) if entry else 'no entry'}")
+        before = "in the same batch" if place.is_inside_batch else _line(place.before)
+        lines = (("before", before), ("at", _line(place.at)), ("after", _line(place.after)))
+        for word, line in lines:
+            print(f"  {word:<6}  {line}")
     return 0
+
+
+def _line(entry: dict[str, Any] | None) -> str:
+    from ledgerlake.inspect.peek import entry_line
+
+    return entry_line(entry) if entry else "no entry"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cluster import Cluster
@@ -17,6 +18,7 @@ from ledgerlake.options.bounds import parse_start
 from ledgerlake.runtime.guarded_output import printable
 from ledgerlake.source.bounds import end_position, matching_partitions, resolve_start
 from ledgerlake.source.read_until import next_until
+from ledgerlake.stored.offsets import moment_text
 from ledgerlake.wire.entry import index_count
 
 if TYPE_CHECKING:
@@ -60,24 +62,28 @@ def peek(settings: ClientSettings, topic: str, start: str, count: int) -> Iterat
 
 
 def described_entries(
-    cluster: Cluster, name: str, after: Position, end: Position, count: int
+    cluster: Cluster, name: str, after: Position, end: Position, count: int, first_message: int = 0
 ) -> Iterator[dict[str, Any]]:
     """Yield up to ``count`` entries of a topic partition after ``after`` and up to ``end``, as
     ``peek`` does.
+
+    Args:
+        first_message: the index in its batch of the message whose value the first entry shows.
     """
     reader = EntryReader(cluster, name, after, window=count)
     source = TopicPartition(*split_partition(name))
     try:
-        for _ in range(count):
+        for number in range(count):
             entry = next_until(reader, end)
             if entry is None:
                 return
-            yield _described(entry_rows(entry.frames, source))
+            shown = 0 if number else first_message
+            yield _described(entry_rows(entry.frames, source), shown)
     finally:
         reader.close()
 
 
-def _described(rows: pa.RecordBatch) -> dict[str, Any]:
+def _described(rows: pa.RecordBatch, message: int) -> dict[str, Any]:
     """Return the single row of an entry, with its size in place of its bytes, ``index_count`` and
     ``value``.
     """
@@ -86,13 +92,15 @@ def _described(rows: pa.RecordBatch) -> dict[str, Any]:
     return row | {
         "entry_bytes": len(entry),
         "index_count": index_count(memoryview(entry)),
-        "value": _first_value(entry),
+        "value": _value(entry, message),
     }
 
 
-def _first_value(entry: bytes) -> str | None:
-    """Return the beginning of an entry's first value; None if it has none that can be read here."""
-    value = next(entry_values(entry, _MOST_BYTES), None)
+def _value(entry: bytes, message: int) -> str | None:
+    """Return the beginning of the value of one message of an entry; None if it has none that can be
+    read here.
+    """
+    value = next(islice(entry_values(entry, _MOST_BYTES), message, None), None)
     if value is None:
         return None
     return value[:_SHOWN_BYTES].decode(errors="replace") + (
@@ -107,7 +115,7 @@ def entry_line(row: dict[str, Any]) -> str:
     # The broker gives a batch the number of its last message.
     index = f"{last - count + 1} to {last}" if last is not None and count > 1 else last
     broker = (
-        f"broker {_clock(row['broker_timestamp'])} index {index}"
+        f"broker {moment_text(row['broker_timestamp'])} index {index}"
         if row["broker_timestamp"]
         else "no broker metadata"
     )
@@ -123,20 +131,13 @@ def entry_line(row: dict[str, Any]) -> str:
     )
     if row["chunk_count"] is not None:
         content = f"chunk {row['chunk_id']} of {row['chunk_count']}"
-    due = (
-        f" due {row['deliver_at']:%Y-%m-%d} {_clock(row['deliver_at'])}"
-        if row["deliver_at"] is not None
-        else ""
-    )
+    due = f" due {moment_text(row['deliver_at'])}" if row["deliver_at"] is not None else ""
+    published = "-" if row["publish_time"] is None else moment_text(row["publish_time"])
     key = f" key {printable(row['key'])}" if row["key"] is not None else ""
     value = f"  {printable(row['value'])}" if row["value"] else ""
     return (
         f"{row['ledger_id']}:{row['entry_id']}{partition}  {broker}  published "
-        f"{_clock(row['publish_time'])} by "
+        f"{published} by "
         f"{printable(str(row['producer_name']))} #{row['sequence_id']}  {content}{due} "
         f"{row['compression']} {row['entry_bytes']} bytes{key}{value}"
     )
-
-
-def _clock(moment: Any) -> str:
-    return "-" if moment is None else str(moment.strftime("%H:%M:%S.%f")[:-3])

@@ -28,7 +28,9 @@ class FoundPosition:
     """A position in one topic partition: the first message that a read from there gets.
 
     ``serialised`` is the id as hex, in the form of every Pulsar client. Both are None after the
-    last message. The entries are rows as ``peek`` shows them; None if there is none.
+    last message. The entries are rows as ``peek`` shows them; None if there is none. If the message
+    is not the first one of its batch, the message before it is in the entry ``at`` too, whose value
+    is that of the message.
     """
 
     topic_partition: str
@@ -37,6 +39,7 @@ class FoundPosition:
     before: dict[str, Any] | None
     at: dict[str, Any] | None
     after: dict[str, Any] | None
+    is_inside_batch: bool
 
 
 def find_places(settings: ClientSettings, topic: str, bound: Bound) -> Iterator[FoundPosition]:
@@ -66,9 +69,10 @@ def _place(cluster: Cluster, name: str, bound: Bound) -> FoundPosition:
         )
         if previous is not None:
             before = next(described_entries(cluster, name, previous.position.before, end, 1), None)
-    rows = list(described_entries(cluster, name, start.position, end, _SHOWN))
+    message = 0 if start.batch_index is None else start.batch_index + 1
+    rows = list(described_entries(cluster, name, start.position, end, _SHOWN, message))
     at, after = [*rows, None, None][:_SHOWN]
-    message_id = None if at is None else _first_message(at, start.batch_index)
+    message_id = None if at is None else _first_message(at, message)
     return FoundPosition(
         name,
         None if message_id is None else str(message_id),
@@ -76,11 +80,10 @@ def _place(cluster: Cluster, name: str, bound: Bound) -> FoundPosition:
         before,
         at,
         after,
+        message > 0,
     )
 
 
-def _first_message(entry: dict[str, Any], taken: int | None) -> MessageId:
-    batch_index = (
-        -1 if entry["num_messages_in_batch"] is None else (0 if taken is None else taken + 1)
-    )
+def _first_message(entry: dict[str, Any], message: int) -> MessageId:
+    batch_index = -1 if entry["num_messages_in_batch"] is None else message
     return MessageId(entry["ledger_id"], entry["entry_id"], batch_index)
