@@ -478,12 +478,12 @@ def test_what_was_read_for_other_tables_and_topics_that_have_left_are_not_missin
     assert verify(run_once(spark, data)) == Verdict(messages=6)
     del data["tables"]
     data["source"]["topics"] = [topic]
-    assert verify(parse_config(data)) == Verdict(messages=2, not_checked=1)
+    assert verify(parse_config(data)) == Verdict(messages=2, for_other_tables=1)
     publish(runtime, topic, [b"4"], partition_key="b")
     done = run_once(spark, data)
-    assert verify(done) == Verdict(messages=3, not_checked=1)
+    assert verify(done) == Verdict(messages=3, for_other_tables=1)
     assert forget_topic(done, leaving) == [leaving]
-    assert verify(run_once(spark, data)) == Verdict(messages=3, not_checked=1)
+    assert verify(run_once(spark, data)) == Verdict(messages=3, for_other_tables=1)
 
 
 def test_a_table_that_is_partitioned_otherwise_is_refused(

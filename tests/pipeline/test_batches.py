@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
+from ledgerlake.errors import TableError
+from ledgerlake.pipeline import batches
 from ledgerlake.pipeline.batches import BatchWriter
 
 
@@ -26,3 +29,22 @@ def test_tasks_are_told_which_topic_partitions_have_state(
     writer = BatchWriter("s", components, threading.Event(), lambda _result: None)
     writer._last = last
     assert writer._with_state(batch_id) == with_state
+
+
+def test_the_tables_of_a_run_are_recorded_once_they_have_its_first_micro_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    components = MagicMock()
+    components.checkpoint.log.has_committed.return_value = False
+    components.checkpoint.log.record.return_value = SimpleNamespace(ranges={}, with_messages=())
+    recorded = components.start.save_selected
+    monkeypatch.setattr(batches, "moved_cursors", lambda *_: {})
+    writer = BatchWriter("s", components, threading.Event(), lambda _result: None)
+    components.sink.write.side_effect = TableError("full")
+    with pytest.raises(TableError):
+        writer.write(MagicMock(), 0)
+    recorded.assert_not_called()
+    components.sink.write.side_effect = None
+    for batch_id in range(2):
+        writer.write(MagicMock(), batch_id)
+    recorded.assert_called_once_with()

@@ -8,6 +8,7 @@ import json
 import shutil
 import time
 from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ from ledgerlake.errors import (
 )
 from ledgerlake.monitor.progress import Details, Progress, Reading, Totals, behind, progress_line
 from ledgerlake.monitor.progress_screen import ProgressScreen
-from ledgerlake.options.config import parse_config
+from ledgerlake.options.config import TableConfig, parse_config
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline import cursors
@@ -45,7 +46,7 @@ from ledgerlake.pipeline.failures import cause_of
 from ledgerlake.pipeline.left_topics import is_gone
 from ledgerlake.pipeline.moved_state import former_place
 from ledgerlake.pipeline.pipeline import Pipeline
-from ledgerlake.pipeline.start import check_reachable
+from ledgerlake.pipeline.start import Start, check_reachable
 from ledgerlake.source import topic_list
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place
@@ -332,12 +333,14 @@ def test_a_verdict_says_why_rows_are_not_compared_and_nothing_if_all_are() -> No
     assert (
         Verdict(messages=5, not_checked=3)
         .sentence()
-        .endswith(
-            "3 not compared: removed from the topic, before the start of this checkpoint, or read for "
-            "other tables by an earlier configuration)"
-        )
+        .endswith("3 not compared: removed from the topic, or before the start of this checkpoint)")
     )
     assert "not compared" not in Verdict(messages=5).sentence()
+    assert (
+        Verdict(messages=5, for_other_tables=2)
+        .sentence()
+        .endswith(", 2 lost or in other tables: read before the tables were changed)")
+    )
 
 
 def test_a_verdict_is_clean_when_nothing_is_wrong() -> None:
@@ -719,6 +722,32 @@ def test_a_project_that_is_moved_has_its_tables_with_it(
         paths = {seen.path for seen in seen_tables(components.checkpoint).values()}
         assert paths == {str(table.path) for table in components.tables.by_name.values()}
         assert "its rows so far" not in caplog.text
+
+
+def test_a_start_alone_with_other_tables_leaves_all_messages_compared(tmp_path: Path) -> None:
+    def started(path: str) -> Start:
+        components = with_tables_by_topic(tmp_path, peer.url)._components
+        config = replace(components.start._config, tables=(TableConfig(path=path),))
+        components.start._config = config
+        components.start.acquire([PREFIX + "a"], components.tables.check(None))
+        components.cursors.close()
+        components.cluster.close()
+        return components.start
+
+    with Peer() as peer:
+        checkpoint = Checkpoint(Place(str(tmp_path / "checkpoint")))
+        started("/lake/right").save_selected()
+        before = checkpoint.selected()
+        assert before is not None
+        assert before.earlier_ends == {}
+        changed = started("/lake/typo")
+        assert checkpoint.selected() == before
+        started("/lake/right").save_selected()
+        assert checkpoint.selected() == before
+        changed.save_selected()
+        selected = checkpoint.selected()
+        assert selected is not None
+        assert selected.earlier_ends[PREFIX + "a"] == Position(1, 5)
 
 
 def test_a_topic_is_forgotten_if_all_partitions_that_were_read_are(tmp_path: Path) -> None:

@@ -297,6 +297,16 @@ def test_a_start_with_other_tables_records_up_to_where_the_former_ones_were_read
     assert selected_now(checkpoint.selected(), first, later).earlier_ends == {"t": Position(9, 9)}
 
 
+def test_a_batch_that_was_cut_when_the_tables_changed_may_be_in_the_former_ones(
+    tmp_path: Path,
+) -> None:
+    first = config(tmp_path)
+    second = replace(first, tables=(TableConfig(path="/lake/large", where="size > 5"),))
+    cut = {"t": PartitionOffset(Position(7, 3), batch_index=1)}
+    before = selected_now(None, first, {})
+    assert selected_now(before, second, cut).earlier_ends == {"t": Position(7, 4)}
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -316,6 +326,30 @@ def test_what_decides_which_tables_have_to_have_a_message_is_a_change(change: An
     before = selected_now(None, parse_config(data), {})
     changed_data = parse_config(data | change)
     assert selected_now(before, changed_data, {}).settings != before.settings
+
+
+def test_the_order_of_tables_and_the_folder_of_a_project_decide_nothing() -> None:
+    tables = [{"path": "a", "where": "size > 5"}, {"path": "b", "where": "size <= 5"}]
+
+    def of(folder: str, *tables: dict[str, str]) -> Config:
+        return parse_config(
+            {
+                "source": {"service_url": "pulsar://h:1", "topics": ["t"]},
+                "stream": {"name": "s", "checkpoint": "checkpoints/s"},
+                "delta": {"rejects_path": "rejects"},
+                "tables": list(tables),
+            },
+            folder,
+        )
+
+    read = {"t": PartitionOffset(Position(7, 3))}
+    before = selected_now(None, of("/srv", *tables), {})
+    for now in (of("/srv", *reversed(tables)), of("/moved", *tables)):
+        selected = selected_now(before, now, read)
+        assert selected.earlier_ends == {}
+        # The places that a later change is compared with.
+        assert selected.settings == selected_now(None, now, {}).settings
+    assert selected_now(before, of("/moved", tables[0]), read).earlier_ends == {"t": Position(7, 3)}
 
 
 def test_a_batch_that_the_table_has_is_run_again_under_the_settings_that_it_was_written_with(

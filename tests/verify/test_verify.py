@@ -243,12 +243,12 @@ def test_a_message_that_was_read_for_other_tables_is_not_missing(tmp_path: Path)
     config = configured(tmp_path)
     read_on = begin_with_other_tables(config)
     write(tmp_path, messages(NAMES[0]).slice(0, 50), messages(NAMES[1]))
-    assert verify(config) == Verdict(messages=110, not_checked=10)
+    assert verify(config) == Verdict(messages=110, for_other_tables=10)
     read_on(54)
-    assert verify(config) == Verdict(messages=110, missing=5, not_checked=5)
+    assert verify(config) == Verdict(messages=110, missing=5, for_other_tables=5)
 
 
-def test_a_key_whose_messages_were_read_for_other_tables_is_not_checked(tmp_path: Path) -> None:
+def test_a_key_whose_messages_were_read_for_other_tables_is_not_missing(tmp_path: Path) -> None:
     config = configured(tmp_path, mode="latest")
     read_on = begin_with_other_tables(config)
     table = LatestTable(Place(str(tmp_path / "messages")), schema.MESSAGES)
@@ -257,9 +257,9 @@ def test_a_key_whose_messages_were_read_for_other_tables_is_not_checked(tmp_path
     first = messages(NAMES[0])
     # Of the keys k0 to k9 the rows are not those of the latest messages.
     write(tmp_path, first.slice(20, 10), first.slice(50, 5), first.slice(56))
-    assert verify(config) == Verdict(messages=19, not_checked=20)
+    assert verify(config) == Verdict(messages=19, for_other_tables=20)
     read_on(49)
-    assert verify(config) == Verdict(messages=19, missing=1, not_checked=10)
+    assert verify(config) == Verdict(messages=19, missing=1, for_other_tables=10)
 
 
 _QUERY = {"shape": "record", "sql": "select 1 as one from messages"}

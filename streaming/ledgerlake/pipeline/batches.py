@@ -128,6 +128,8 @@ class BatchWriter:
         components.cursors.check_owner()
         if components.checkpoint.log.has_committed(batch_id):
             raise self._run_by_another(batch_id)
+        if self._last is None:
+            components.start.save_selected()
         components.wakeups.update(batch_id, result.wakeup_times_ms, result.due_spans)
         components.cursors.add(
             LastRun(batch_id, components.wakeups.batch_id), result.ends, result.tables

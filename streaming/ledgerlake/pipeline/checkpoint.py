@@ -11,7 +11,9 @@
     <checkpoint>/ledgerlake/settings.json   the settings that decide which rows a micro-batch gives
                                             (see ``row_settings``)
     <checkpoint>/ledgerlake/selected.json   what decides which tables have to have a message, and up
-                                            to where it was otherwise (see ``row_settings``)
+                                            to where it was otherwise (see ``row_settings``);
+                                            written when the tables have the first micro-batch of a
+                                            run
     <checkpoint>/ledgerlake/tables.json     by name the absolute places of the tables that its
                                             micro-batches are written to, with a version; written
                                             before the first micro-batch of a run that may write

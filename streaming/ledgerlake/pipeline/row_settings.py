@@ -29,7 +29,7 @@ from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config, DeliverConfig
-    from ledgerlake.stored.offsets import Offset
+    from ledgerlake.stored.offsets import Offset, PartitionOffset
 
 VERSION = 1
 
@@ -39,8 +39,9 @@ RowSettings = dict[str, Setting]
 
 @dataclass(frozen=True)
 class Selected:
-    """The ``selection`` of the last run, and up to where topic partitions were read under an
-    earlier one: ``verify`` cannot know which tables have to have those messages.
+    """The ``selection`` of the last run that has committed a micro-batch to its tables, and up to
+    where topic partitions were read under an earlier one: ``verify`` cannot know which tables have
+    to have those messages.
     """
 
     settings: RowSettings
@@ -92,9 +93,13 @@ def row_settings(config: Config, before: RowSettings | None = None) -> RowSettin
 
 
 def selection(config: Config) -> RowSettings:
-    """Return what decides which tables have to have a message."""
-    tables = [[str(table.place), table.row_settings] for table in config.table_options]
-    return {"tables": json.dumps(tables), "rejects": str(config.rejects_place)}
+    """Return what decides which tables have to have a message, whatever the order of the tables."""
+    tables = sorted((table.row_settings, str(table.place)) for table in config.table_options)
+    return {
+        "tables": json.dumps([settings for settings, _ in tables]),
+        "places": json.dumps([str(config.rejects_place), *(place for _, place in tables)]),
+        "checkpoint": str(config.checkpoint_place),
+    }
 
 
 def selected_now(before: Selected | None, config: Config, committed: Offset) -> Selected:
@@ -102,14 +107,28 @@ def selected_now(before: Selected | None, config: Config, committed: Offset) -> 
 
     Args:
         before: that of the last run.
-        committed: the last committed offset.
+        committed: the offset up to which earlier runs have read.
     """
     settings = selection(config)
     if before is None:
         return Selected(settings, {})
-    if before.settings == settings:
-        return before
-    return Selected(settings, {name: offset.position for name, offset in committed.items()})
+    if _selects_same(before.settings, settings):
+        return Selected(settings, before.earlier_ends)
+    return Selected(settings, {name: _last_entry(offset) for name, offset in committed.items()})
+
+
+def _selects_same(before: RowSettings, now: RowSettings) -> bool:
+    """Return whether two selections are the same. If the checkpoint was moved, its tables may have
+    been moved with it.
+    """
+    was_moved = before.get("checkpoint") != now["checkpoint"]
+    names = ["tables"] if was_moved else ["tables", "places"]
+    return all(before.get(name) == now[name] for name in names)
+
+
+def _last_entry(offset: PartitionOffset) -> Position:
+    """Return the last entry that was read, whole or in part."""
+    return offset.position if offset.batch_index is None else offset.next_position
 
 
 def _beginning(deliver: DeliverConfig | None, former: Setting) -> Setting:

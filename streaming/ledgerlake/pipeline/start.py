@@ -150,11 +150,19 @@ class Start:
 
     def _save_settings(self) -> None:
         settings = row_settings(self._config, self._checkpoint.settings())
+        self._checkpoint.save_settings(settings)
+        self.delivery = delivery_of(settings)
+
+    def save_selected(self) -> None:
+        """Record which tables have to have a message, once they have the first micro-batch of the
+        run, and before Spark records it: a run that commits nothing changes nothing for ``verify``.
+
+        Raises:
+            SetupError: the folder cannot be written.
+        """
         committed = self._checkpoint.log.committed_offset() or {}
         selected = selected_now(self._checkpoint.selected(), self._config, committed)
         self._checkpoint.save_selected(selected)
-        self._checkpoint.save_settings(settings)
-        self.delivery = delivery_of(settings)
 
     def examine(
         self, names: list[str], tables: list[Table], outbox: Outbox | None

@@ -57,13 +57,15 @@ RowPlace = tuple[int, int]
 
 class Finding(Enum):
     """The finding on a key: the row is the right one; there is no row; the row is not the latest
-    one, or belongs to no message; the topic no longer has its message; or nothing can tell.
+    one, or belongs to no message; the topic no longer has its message; its messages were read for
+    other tables; or nothing can tell.
     """
 
     RIGHT = "right"
     MISSING = "missing"
     OUTDATED = "outdated"
     TRIMMED = "trimmed"
+    EARLIER = "earlier"
     UNDECIDED = "undecided"
 
 
@@ -180,7 +182,7 @@ def judge_key(messages: Sequence[Any], row: Any, spans: Mapping[int, Span]) -> F
         row: the table's row; None if the table has no row of the key.
     """
     if all(_is_trimmed(known, spans) for known in (*messages, *(() if row is None else (row,)))):
-        return Finding.TRIMMED
+        return Finding.EARLIER if messages else Finding.TRIMMED
     is_trimmed = row is not None and _is_trimmed(row, spans)
     if row is not None and not is_trimmed and _place(row) > spans[int(row["partition"])].end:
         return Finding.UNDECIDED

@@ -32,9 +32,11 @@ incomplete large messages.
                    those in files of other writers, such as Delta's ``OPTIMIZE``)
     not_checked    rows before the first message that the topic still has, or before the start of
                    the checkpoint; a later row without a message is not found. And large messages
-                   whose last chunk the topic has and whose first chunk it may have had. And
-                   messages that are in no table and were read for other tables: nothing tells
-                   which tables these were
+                   whose last chunk the topic has and whose first chunk it may have had
+    for_other_tables
+                   messages that are in no table and were read before the tables were changed:
+                   nothing tells which tables have to have them. In a table with the latest messages
+                   it counts the keys without a later message
     incomplete_chunks
                    chunks of incomplete large messages that are not in rejects
     not_due        delayed messages that were not due when the last micro-batch was planned, and
@@ -140,6 +142,7 @@ class Verdict:
     rejects: int = 0
     late: int = 0
     not_checked: int = 0
+    for_other_tables: int = 0
     incomplete_chunks: int = 0
     not_due: int = 0
     early: int = 0
@@ -161,8 +164,13 @@ class Verdict:
         notes = f"{counted(self.rejects, 'reject', 'rejects')}, {self.late:,} late"
         if self.not_checked:
             notes += (
-                f", {self.not_checked:,} not compared: removed from the topic, before the start of "
-                "this checkpoint, or read for other tables by an earlier configuration"
+                f", {self.not_checked:,} not compared: removed from the topic, or before the start "
+                "of this checkpoint"
+            )
+        if self.for_other_tables:
+            notes += (
+                f", {self.for_other_tables:,} lost or in other tables: read before the tables were "
+                "changed"
             )
         if self.incomplete_chunks:
             chunks = counted(self.incomplete_chunks, "chunk", "chunks")
@@ -412,6 +420,7 @@ def _verify_keys(table: LatestComparison) -> Verdict:
         missing=findings[Finding.MISSING],
         outdated=findings[Finding.OUTDATED],
         not_checked=findings[Finding.TRIMMED],
+        for_other_tables=findings[Finding.EARLIER],
         undecided=findings[Finding.UNDECIDED],
     )
 
@@ -617,4 +626,4 @@ class _TablesOfTopic:
             verdict.left_out += absent[0] + earlier[0]
         else:
             verdict.missing += sum(absent)
-            verdict.not_checked += sum(earlier)
+            verdict.for_other_tables += sum(earlier)
