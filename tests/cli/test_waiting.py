@@ -29,7 +29,7 @@ def test_what_senders_wrote_is_printed_on_one_line_without_control_characters(
     printed = capsys.readouterr().out
     assert printed.count("\n") == 1
     assert (
-        "key k\\r  a cancel by key may hit it  paused since 2023-11-14T22:13:20.000Z  ledgerlake.schedule=a\\n2030-01-01"
+        "key k\\r  a cancel may hit it  paused since 2023-11-14T22:13:20.000Z  ledgerlake.schedule=a\\n2030-01-01"
         in printed
     )
     assert "\\x1b[2J é" in printed

@@ -30,9 +30,10 @@ from tests.operators.test_scheduled import frame
 SOURCE = TopicPartition("persistent://public/default/t", 0)
 
 
-def test_of_messages_whose_bytes_are_elsewhere_the_positions_are_listed_but_for_cancelled_ones() -> (
+def test_of_messages_whose_bytes_are_elsewhere_the_positions_are_listed_and_which_a_cancel_may_hit() -> (
     None
 ):
+    """A marker that completed a large message may stand behind the cancel, and is not known."""
     bucket = Bucket(7, Position(1, 1), Position(1, 3), 1, 3, 5000, 7000, True, None)
     columns = [
         pa.array([5000, 6000, 7000]),
@@ -51,8 +52,13 @@ def test_of_messages_whose_bytes_are_elsewhere_the_positions_are_listed_but_for_
     )
     rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
     listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
-    assert [(row["message_id"], row["may_be_cancelled"]) for row in listed] == [("1:2", False)]
-    assert listed[0]["deliver_at"].timestamp() == 6.0
+    assert [(row["message_id"], row["may_be_cancelled"]) for row in listed] == [
+        ("1:1", True),
+        ("1:2", False),
+    ]
+    assert [row["deliver_at"].timestamp() for row in listed] == [5.0, 6.0]
+    last_chunk, marker = Position(1, 1), Position(1, 12)
+    assert not cancels.is_cancelled(last_chunk, -1, "k", 5000, marker)
 
 
 def test_of_a_message_whose_key_is_not_known_it_is_said_that_a_cancel_by_key_may_hit_it() -> None:

@@ -1,5 +1,5 @@
-"""``ledgerlake waiting`` lists the delayed messages that wait: they will be delivered, so cancelled
-and replaced ones are not among them.
+"""``ledgerlake waiting`` lists the delayed messages that wait: they will be delivered, so those
+that are known to be cancelled or replaced are not among them.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) 
     key = "" if own_key is None else f"  key {own_key}"
     if not row["is_known"]:
         key = "  key and properties not known"
-    cancelled = "  a cancel by key may hit it" if row["may_be_cancelled"] else ""
+    cancelled = "  a cancel may hit it" if row["may_be_cancelled"] else ""
     print(
         printable(
             f"{due}  {topic} {row['message_id']}{key}{cancelled}{paused}  {properties}".rstrip()

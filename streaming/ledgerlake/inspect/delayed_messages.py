@@ -2,7 +2,7 @@
 
 They are read from the checkpoint, and the pipeline may run meanwhile. Tasks decode the blocks of
 the buckets (see ``operators.bucket_storage``), so memory is bounded however many messages wait.
-Messages that were cancelled or replaced are left out.
+Messages that are known to be cancelled or replaced are left out.
 
 Rows have the columns of messages, without those that are known only at delivery. A message that
 repeats has the time of its next occurrence in ``deliver_at``. A message whose payload cannot be
@@ -11,8 +11,9 @@ read here, for example without the key that decrypts it, has no value; the rest 
 If the bytes of a message are not in its bucket, because it is large, was cut in two by a range, or
 stays in the topic (``payloads = "reread"``), only its position and its time are known, and
 ``is_known`` is false; of a large message it is the position of the last chunk. So it is for a batch
-whose payload cannot be read. The key is not known, so a cancel by key may hit it or not, and
-``may_be_cancelled`` says whether there is such a cancel.
+whose payload cannot be read. A cancel may hit it or not: its key is not known, nor the marker that
+completed a large message behind the cancel. So it is listed, and ``may_be_cancelled`` says whether
+there is such a cancel.
 
 A message waits under an id only if its position is marked so (``schedules.schedules``): the copy of
 a delivered message has the property too, and is no schedule.
@@ -405,7 +406,8 @@ def _positions(
     """Yield the rows of messages with nothing but a position and a time.
 
     Args:
-        cancels: those that may hit one of them; one by key may, whatever the key is.
+        cancels: those that may hit one of them. One by key may, whatever the key is. None is sure
+            to: a marker may have completed a large message behind it.
     """
     due_ms, ledger_ids, entry_ids = (column.tolist() for column in key_columns(messages))
     known = [
@@ -421,7 +423,6 @@ def _positions(
             "may_be_cancelled": cancels.may_hit(Position(ledger_id, entry_id), time_ms),
         }
         for time_ms, ledger_id, entry_id in zip(due_ms, ledger_ids, entry_ids, strict=True)
-        if not cancels.is_cancelled(Position(ledger_id, entry_id), -1, None, time_ms)
     ]
     if known:
         yield pa.RecordBatch.from_pylist(known, schema=WAITING)
