@@ -249,7 +249,7 @@ REASONS = {
     "streaming/ledgerlake/delay/snapshot.py::describe_segment": PLACES,
     "streaming/ledgerlake/delay/tracker.py::_is_repeated": PLACES,
     "streaming/ledgerlake/inspect/delayed_counts.py::_due_times_in_state": ROWS,
-    "streaming/ledgerlake/inspect/schedule_pauses.py::paused_since_ms": NAMES,
+    "streaming/ledgerlake/inspect/schedule_pauses.py::_repeating": NAMES,
     "streaming/ledgerlake/operators/cancelled.py::_are_of_ledgers": SORTED,
     "streaming/ledgerlake/operators/outcome_digest.py::reject_tally": NAMES,
     "streaming/ledgerlake/operators/schedule_events.py::delayed_ids": SECRET,
