@@ -170,6 +170,17 @@ def test_whatever_names_a_misspelt_topic_is_answered_with_similar_ones(
         use(options)
 
 
+def test_all_missing_topics_are_named_at_once(peer: Peer, tmp_path: Path) -> None:
+    peer.topics = [f"persistent://public/default/{name}" for name in ("orders", "visits", "peer")]
+    peer.missing_topics = {f"persistent://public/default/{name}" for name in ("order", "visit")}
+    text = problem(found(peer, tmp_path, source={"topics": ["order", "peer", "visit"]}), "topics")
+    assert text.endswith(
+        "create it or correct its name; there is persistent://public/default/orders; "
+        "persistent://public/default/visit does not exist either; there is "
+        "persistent://public/default/visits"
+    )
+
+
 def test_a_namespace_without_topics_is_told(peer: Peer, tmp_path: Path) -> None:
     peer.topics = []
     peer.missing_topics = {"persistent://public/nowhere/orders"}

@@ -5,13 +5,14 @@ those that may have been meant.
 from __future__ import annotations
 
 from difflib import get_close_matches
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import LedgerlakeError, TopicNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.topics import TopicSelection
@@ -34,37 +35,49 @@ def find_topic_partitions(cluster: Cluster, selection: TopicSelection) -> list[s
 def with_similar(
     error: TopicNotFoundError, cluster: Cluster, topics: Iterable[str]
 ) -> TopicNotFoundError:
-    """Return the error with the names of existing topics that are similar to the missing ones.
+    """Return the error, which names the first missing topic, with the other missing ones, and with
+    the names of existing topics that are similar to each.
 
     Args:
         topics: full names.
     """
-    hints = (_hint(cluster, topic) for topic in topics)
-    return TopicNotFoundError(error.message + next(filter(None, hints), ""))
+    topics_of = cache(cluster.topics_of)
+    missing = [topic for topic in topics if _is_missing(cluster, topic)]
+    hints = [_hint(topic, topics_of) for topic in missing]
+    also = (
+        f"; {topic} does not exist either{hint}"
+        for topic, hint in zip(missing[1:], hints[1:], strict=True)
+    )
+    return TopicNotFoundError(error.message + "".join(hints[:1]) + "".join(also))
 
 
-def _hint(cluster: Cluster, topic: str) -> str:
+def _is_missing(cluster: Cluster, topic: str) -> bool:
+    """Return whether the broker says so."""
+    try:
+        cluster.topic_partitions(topic)
+    except TopicNotFoundError:
+        return True
+    except LedgerlakeError:
+        pass
+    return False
+
+
+def _hint(topic: str, topics_of: Callable[[str], list[str]]) -> str:
     """Return the end of a sentence that names topics of the same namespace with a similar name, or
-    says that there are none; empty if the topic exists, or the broker does not tell.
+    says that there are none; empty if the broker does not tell.
 
     Args:
         topic: a full name.
     """
     namespace, _, local_name = topic.partition("://")[2].rpartition("/")
     try:
-        cluster.topic_partitions(topic)
-    except TopicNotFoundError:
-        try:
-            names = cluster.topics_of(namespace)
-        except LedgerlakeError:
-            return ""
-        by_local_name = {name.rpartition("/")[2]: name for name, _ in map(split_partition, names)}
-        similar = [
-            by_local_name[name] for name in get_close_matches(local_name, by_local_name, n=_MOST)
-        ]
-        if similar:
-            return f"; there is {', '.join(similar)}"
-        return "" if names else f"; the namespace {namespace} has no topics, or does not exist"
+        names = topics_of(namespace)
     except LedgerlakeError:
-        pass
-    return ""
+        return ""
+    by_local_name = {name.rpartition("/")[2]: name for name, _ in map(split_partition, names)}
+    similar = [
+        by_local_name[name] for name in get_close_matches(local_name, by_local_name, n=_MOST)
+    ]
+    if similar:
+        return f"; there is {', '.join(similar)}"
+    return "" if names else f"; the namespace {namespace} has no topics, or does not exist"
