@@ -105,7 +105,7 @@ def _lag(cluster: Cluster, name: str, taken: PartitionOffset, bound: Bound) -> L
     end = ending.cap(latest)
     is_read = not end.is_beyond(taken)
     position = taken.next_position if taken.position != BEFORE_ALL else BEFORE_ALL
-    last = end.position if end.batch_index is None else end.next_position
+    last = end.last_position
     first = None if is_read or last == BEFORE_ALL else entry_from(cluster, name, position, last)
     if first is None:
         has_ended = is_read and ending.is_reached(latest)

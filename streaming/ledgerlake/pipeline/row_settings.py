@@ -29,7 +29,7 @@ from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config, DeliverConfig
-    from ledgerlake.stored.offsets import Offset, PartitionOffset
+    from ledgerlake.stored.offsets import Offset
 
 VERSION = 1
 
@@ -114,7 +114,7 @@ def selected_now(before: Selected | None, config: Config, committed: Offset) -> 
         return Selected(settings, {})
     if _selects_same(before.settings, settings):
         return Selected(settings, before.earlier_ends)
-    return Selected(settings, {name: _last_entry(offset) for name, offset in committed.items()})
+    return Selected(settings, {name: offset.last_position for name, offset in committed.items()})
 
 
 def _selects_same(before: RowSettings, now: RowSettings) -> bool:
@@ -124,11 +124,6 @@ def _selects_same(before: RowSettings, now: RowSettings) -> bool:
     was_moved = before.get("checkpoint") != now["checkpoint"]
     names = ["tables"] if was_moved else ["tables", "places"]
     return all(before.get(name) == now[name] for name in names)
-
-
-def _last_entry(offset: PartitionOffset) -> Position:
-    """Return the last entry that was read, whole or in part."""
-    return offset.position if offset.batch_index is None else offset.next_position
 
 
 def _beginning(deliver: DeliverConfig | None, former: Setting) -> Setting:

@@ -136,7 +136,7 @@ class LimitPlanner:
             self._reader = EntryReader(self._cluster, self.topic_partition, after, _LEAST_WINDOW)
         rows = size = 0
         stop: PartitionOffset | None = None
-        last = end.position if end.batch_index is None else end.next_position
+        last = end.last_position
         while (read := self._next or _read(next_until(self._reader, last), end)) is not None:
             is_over = (max_rows is not None and rows + read.messages > max_rows) or (
                 max_bytes is not None and size + read.size > max_bytes

@@ -123,11 +123,10 @@ def entry_range(
     topic_partition: str, before: PartitionOffset, after: PartitionOffset
 ) -> EntryRange:
     """Return the range between two offsets of a topic partition."""
-    end = after.position if after.batch_index is None else after.next_position
     return EntryRange(
         topic_partition,
         before.position,
-        end,
+        after.last_position,
         before.batch_index,
         after.clock_ms,
         after.batch_index,

@@ -84,6 +84,11 @@ class PartitionOffset:
         """
         return self.position.next
 
+    @property
+    def last_position(self) -> Position:
+        """Return the position of the last entry that was taken, whole or in part."""
+        return self.position if self.batch_index is None else self.next_position
+
     def is_beyond(self, other: PartitionOffset) -> bool:
         """Return whether more was taken here than there."""
         return _taken(self) > _taken(other)
