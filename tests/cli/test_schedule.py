@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ledgerlake.cli import schedule
+from ledgerlake.cli import main, schedule
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.errors import UsageError
 from ledgerlake.inspect import delayed_messages as waiting_rows
@@ -185,3 +185,15 @@ def test_a_span_is_written_as_everywhere_and_days_are_dates(
 def test_a_span_that_is_none_names_its_option(text: str, why: str) -> None:
     with pytest.raises(UsageError, match=f"--jitter '{text}' {why}"):
         schedule._span("--jitter", text)
+
+
+@pytest.mark.parametrize("option", ["--at", "--from", "--until", "--expires"])
+@pytest.mark.parametrize("time", ["1796134815", "1999-12-31T23:59:59Z", "1796134815000000"])
+def test_a_time_that_no_message_can_have_is_refused_by_the_name_of_its_option(
+    capsys: pytest.CaptureFixture[str], option: str, time: str
+) -> None:
+    start = [] if option == "--at" else ["--every", "1 hour"]
+    assert main(["schedule", "t", "v", "--id", "a", *start, option, time]) != 0
+    said = capsys.readouterr().err
+    assert f"{option}: '{time}' is no time from 2000-01-01 to 9999-12-30" in said
+    assert "datetime" not in said

@@ -40,3 +40,8 @@ def test_before_the_first_message_of_a_batch_stands_another_entry() -> None:
     assert place.at is not None
     assert (place.before["value"], place.at["value"]) == ("before", "zero")
     assert not place.is_inside_batch
+
+
+def test_seconds_are_not_taken_for_milliseconds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["positions", TOPIC, "--at", "1796134815"]) != 0
+    assert "--at: '1796134815' is no time from 2000-01-01" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from ledgerlake.options.bounds import AtIndex, AtTime, Before, Bound
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, MessageId, Position, to_bytes
 
+NOON_MS = 1_777_636_800_000
 MINIMUM = {"service.url": "pulsar://h:1", "topic": "t"}
 
 
@@ -103,7 +104,7 @@ def test_a_start_by_time_is_iso_with_a_zone_or_milliseconds(text: str, time_ms: 
     ("options", "bound"),
     [
         ({"endingOffsets": "2026-05-01T09:00:00.123Z"}, AtTime(1_777_626_000_123)),
-        ({"endingTime": "5"}, AtTime(5)),
+        ({"endingTime": str(NOON_MS)}, AtTime(NOON_MS)),
         ({"endingIndex": "17"}, AtIndex(17)),
         ({"endingOffsets": "Index 17"}, AtIndex(17)),
         ({"endingOffsets": "before 1:2:3"}, Before(MessageId(1, 2, 3))),
@@ -129,8 +130,11 @@ def test_a_bound_of_a_topic_is_that_of_its_partitions_unless_they_have_their_own
         ),
         ({"startingTime": "2026-05-01"}, "has no zone; write for example 2026-05-01T00:00:00Z"),
         ({"startingTime": "yesterday"}, "'yesterday' is no time"),
-        ({"startingTime": "5", "startingOffsets": "latest"}, "exclude each other"),
-        ({"endingTime": "5", "endingIndex": "5"}, "exclude each other"),
+        ({"startingTime": "1777636800"}, "'1777636800' is no time from 2000-01-01 to 9999-12-30"),
+        ({"endingTime": '{"t": 1777636800}'}, "'1777636800' is no time from 2000-01-01"),
+        ({"endingTime": "1777636800000000"}, "'1777636800000000' is no time from 2000-01-01"),
+        ({"startingTime": str(NOON_MS), "startingOffsets": "latest"}, "exclude each other"),
+        ({"endingTime": str(NOON_MS), "endingIndex": "5"}, "exclude each other"),
         (
             {"endingOffsets": "after 1:2"},
             "cannot be 'after 1:2'; write the id alone, or before and the id",
@@ -148,10 +152,10 @@ def test_a_bound_of_a_topic_is_that_of_its_partitions_unless_they_have_their_own
             )
             for option, text in [
                 ("startingOffsets", "earliest"),
-                ("startingTime", "5"),
+                ("startingTime", str(NOON_MS)),
                 ("startingIndex", "5"),
                 ("endingOffsets", "before 1:2"),
-                ("endingTime", "5"),
+                ("endingTime", str(NOON_MS)),
                 ("endingIndex", "5"),
             ]
         ],

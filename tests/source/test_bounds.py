@@ -563,7 +563,7 @@ def without_stamp(payload: bytes) -> bytes:
     ("start", "rows"),
     [
         ({"startingOffsets": "earliest"}, 6),
-        ({"startingTime": "0"}, 6),
+        ({"startingTime": str(BROKER_TIME_MS)}, 6),
         ({"startingTime": str(BROKER_TIME_MS + 1)}, 3),
         ({"startingTime": str(BROKER_TIME_MS + 2)}, 1),
         ({"startingIndex": "1"}, 3),

@@ -53,7 +53,11 @@ def add(commands: Commands) -> None:
     command.add_argument("value", metavar="VALUE", help="the content, as text")
     command.add_argument("--id", required=True, help="the id of the schedule, 1 to 200 characters")
     due = command.add_mutually_exclusive_group(required=True)
-    due.add_argument("--at", metavar="TIME", help="when it is due, as ISO time with a zone")
+    due.add_argument(
+        "--at",
+        metavar="TIME",
+        help="when it is due: ISO with a zone, or milliseconds since 1970",
+    )
     due.add_argument(
         "--in", metavar="SPAN", dest="span", help="when it is due from now, such as '90 minutes'"
     )
@@ -70,12 +74,14 @@ def add(commands: Commands) -> None:
         "--from",
         metavar="TIME",
         dest="start",
-        help="the time from which its rule counts; a past one counts as now; default: now",
+        help="the time from which its rule counts, as --at; a past one counts as now; default: now",
     )
     command.add_argument(
         "--timezone", metavar="ZONE", help="the zone of --cron and of days, such as Europe/Berlin"
     )
-    command.add_argument("--until", metavar="TIME", help="it does not repeat after this time")
+    command.add_argument(
+        "--until", metavar="TIME", help="it does not repeat after this time, as --at"
+    )
     command.add_argument("--count", type=int, help="it repeats so many times at most")
     command.add_argument(
         "--jitter",
@@ -90,7 +96,9 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("--key", help="the key of the message")
     command.add_argument(
-        "--expires", metavar="TIME", help="if it is released later than this, it is not delivered"
+        "--expires",
+        metavar="TIME",
+        help="if it is released later than this time, as --at, it is not delivered",
     )
     command.add_argument(
         "--create-topic", action="store_true", help="create the topic if it is not there"
@@ -119,7 +127,7 @@ def _add_reschedule(commands: Commands) -> None:
     due.add_argument(
         "--at",
         metavar="TIME",
-        help="when it is due, or from when it repeats, as ISO time with a zone",
+        help="when it is due, or from when it repeats: ISO with a zone, or milliseconds since 1970",
     )
     due.add_argument(
         "--in", metavar="SPAN", dest="span", help="the same from now, such as '90 minutes'"
@@ -311,21 +319,18 @@ def _tell_stored(
 
 def _at_ms(options: argparse.Namespace) -> int:
     """Return when a message is due, or from when it repeats."""
-    from ledgerlake.options.bounds import parse_time_ms
-
     if options.start is not None:
         if options.cron is None and options.every is None:
             raise UsageError("--from is the start of --cron or --every; give --at instead")
-        return parse_time_ms(options.start, "--from")
+        return _time_ms(options.start, "--from")
     return int(time.time() * 1000) if options.cron or options.every else _due_ms(options)
 
 
 def _due_ms(options: argparse.Namespace) -> int:
-    from ledgerlake.options.bounds import parse_time_ms
     from ledgerlake.options.kinds import duration_ms
 
     if options.at is not None:
-        return parse_time_ms(options.at, "--at")
+        return _time_ms(options.at, "--at")
     return int(time.time() * 1000) + duration_ms("--in", options.span)
 
 
@@ -345,6 +350,10 @@ def _span(option: str, text: str | None) -> str | timedelta | None:
 
 
 def _optional_ms(text: str | None, option: str) -> int | None:
-    from ledgerlake.options.bounds import parse_time_ms
+    return None if text is None else _time_ms(text, option)
 
-    return None if text is None else parse_time_ms(text, option)
+
+def _time_ms(text: str, option: str) -> int:
+    from ledgerlake.options.bounds import check_time_ms, parse_time_ms
+
+    return check_time_ms(parse_time_ms(text, option), text, option)

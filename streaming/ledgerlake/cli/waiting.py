@@ -42,7 +42,9 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("config", metavar="CONFIG", help="the TOML file")
     command.add_argument(
-        "--due-before", metavar="TIME", help="only messages that are due before that ISO time"
+        "--due-before",
+        metavar="TIME",
+        help="only messages that are due before: ISO with a zone, or milliseconds since 1970",
     )
     command.add_argument(
         "--key",

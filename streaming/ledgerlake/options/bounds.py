@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Literal, cast
 from ledgerlake.client.topics import full_name
 from ledgerlake.errors import UsageError
 from ledgerlake.options.kinds import NUMBER
-from ledgerlake.stored.offsets import PartitionOffset, from_json
+from ledgerlake.stored.offsets import PartitionOffset, from_json, time_text
+from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import (
     AFTER_ALL,
     BEFORE_ALL,
@@ -36,6 +37,9 @@ from ledgerlake.wire.message_id import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+# The times in milliseconds that a user may give: an earlier number is in seconds.
+GIVEN_TIMES_MS = range(946_684_800_000, MAX_TIME_MS + 1)
 
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}")
 
@@ -150,11 +154,11 @@ def parse_time_ms(text: str, where: str) -> int:
     """A moment, as ISO with a zone or in milliseconds since 1970.
 
     Raises:
-        UsageError: it is neither, or has no zone.
+        UsageError: it is neither, has no zone, or is a number that is none of ``GIVEN_TIMES_MS``.
     """
     word = text.strip()
     if NUMBER.fullmatch(word):
-        return int(word)
+        return check_time_ms(int(word), word, where)
     try:
         moment = datetime.fromisoformat(word.replace("Z", "+00:00"))
     except ValueError:
@@ -167,6 +171,21 @@ def parse_time_ms(text: str, where: str) -> int:
             f"{where}: '{word}' has no zone; write for example {example}Z or {example}+02:00"
         )
     return round(moment.timestamp() * 1000)
+
+
+def check_time_ms(time_ms: int, text: str, where: str) -> int:
+    """Return a time that was given as this text.
+
+    Raises:
+        UsageError: it is none of ``GIVEN_TIMES_MS``.
+    """
+    if time_ms not in GIVEN_TIMES_MS:
+        first, last = time_text(GIVEN_TIMES_MS[0])[:10], time_text(GIVEN_TIMES_MS[-1])[:10]
+        raise UsageError(
+            f"{where}: '{text}' is no time from {first} to {last}; write for example "
+            "2026-05-01T08:00:00+02:00, or 1777615200000 in milliseconds since 1970"
+        )
+    return time_ms
 
 
 def parse_index(text: str, where: str) -> int:

@@ -24,6 +24,7 @@ from ledgerlake.client.missing_topics import with_similar
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.client.topics import full_name, join_partition
 from ledgerlake.errors import CorruptEntryError, LedgerlakeError, TopicNotFoundError, UsageError
+from ledgerlake.options.bounds import GIVEN_TIMES_MS
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.each_partition import send_to_each
 from ledgerlake.publish.effects import check_moves
@@ -32,7 +33,6 @@ from ledgerlake.publish.routing import java_hash
 from ledgerlake.schedules.repetition import occurrences, parse_repetition
 from ledgerlake.wire.chunks import MARKER_PROPERTY
 from ledgerlake.wire.entry import encode_entry, parse_entry
-from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import MessageId
 from ledgerlake.wire.schedules import (
     CANCEL_PROPERTY,
@@ -63,9 +63,6 @@ if TYPE_CHECKING:
 
 # A topic may get more partitions.
 _PARTITIONS_KEPT_S = 60
-
-# Earlier times are seconds that were taken for milliseconds.
-_FIRST_MS = 946_684_800_000
 
 _OF_ARGUMENTS = (CANCEL_PROPERTY, *SENDER_PROPERTIES)
 _RESERVED = (*_OF_ARGUMENTS, *ROW_PROPERTIES, MARKER_PROPERTY)
@@ -408,9 +405,9 @@ def _time_ms(moment: datetime | int, name: str) -> int:
         if moment.tzinfo is None:
             raise UsageError(f"{name} has no zone; pass for example datetime.now(timezone.utc)")
         moment = round(moment.timestamp() * 1000)
-    if not isinstance(moment, int) or not _FIRST_MS <= moment <= MAX_TIME_MS:
+    if not isinstance(moment, int) or moment not in GIVEN_TIMES_MS:
         raise UsageError(
-            f"{name} must be a datetime, or whole milliseconds since 1970 from {_FIRST_MS} (the "
-            f"year 2000) to {MAX_TIME_MS}, not {moment!r}"
+            f"{name} must be a datetime, or whole milliseconds since 1970 from {GIVEN_TIMES_MS[0]} "
+            f"(the year 2000) to {GIVEN_TIMES_MS[-1]}, not {moment!r}"
         )
     return moment
