@@ -97,6 +97,16 @@ def test_a_refused_message_leaves_no_producer_at_the_broker() -> None:
         ("a", {"expires": MAX_TIME_MS + 1}, "expires must be"),
         ("a", {"expires": 1_777_723_200_000.5}, "expires must be"),
         ("a", {"cron": "* * * * *", "until": 1_777_723_200}, "until must be"),
+        *[
+            (
+                "a",
+                {"cron": "0 9 * * *", "timezone": zone},
+                r"ledgerlake.timezone is no time zone .*; did you mean 'Europe/Berlin'\?$",
+            )
+            for zone in ("europe/berlin", "Berlin", "Europe/Berln")
+        ],
+        ("a", {"cron": "0 9 * * *", "timezone": "+02:00"}, "such as Europe/Berlin$"),
+        ("a", {"every": "PT1H", "jitter": "P2D"}, "ledgerlake.jitter is longer than a day"),
         (
             "a",
             {"at": 1_777_723_200_001, "expires": 1_777_723_200_000},

@@ -200,6 +200,11 @@ def to_spark(values: Any) -> dict[str, str]:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint that names the closest known word, or all known words."""
+    return closest(name, known) or f"; known are {', '.join(known)}"
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """Return a hint that names the closest known word; empty if none is close."""
     by_lower = {word.lower(): word for word in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1)
-    return f"; did you mean '{by_lower[close[0]]}'?" if close else f"; known are {', '.join(known)}"
+    return f"; did you mean '{by_lower[close[0]]}'?" if close else ""

@@ -25,12 +25,14 @@ from ledgerlake.client.producer import EntryProducer
 from ledgerlake.client.topics import full_name, join_partition
 from ledgerlake.errors import CorruptEntryError, LedgerlakeError, TopicNotFoundError, UsageError
 from ledgerlake.options.bounds import GIVEN_TIMES_MS
+from ledgerlake.options.declared import closest
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.each_partition import send_to_each
 from ledgerlake.publish.effects import check_moves
 from ledgerlake.publish.large_messages import LargeMessageProducer
 from ledgerlake.publish.routing import java_hash
-from ledgerlake.schedules.repetition import occurrences, parse_repetition
+from ledgerlake.schedules.local_times import zone_names
+from ledgerlake.schedules.repetition import checked_timezone, occurrences, parse_repetition
 from ledgerlake.wire.chunks import MARKER_PROPERTY
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import MessageId
@@ -345,8 +347,10 @@ def repetition_properties(
     """Return the properties of a rule; none if the message does not repeat.
 
     Raises:
-        UsageError: a time cannot be used.
+        UsageError: a time or the zone cannot be used.
     """
+    if timezone is not None:
+        _check_timezone(timezone)
     texts = {
         CRON_PROPERTY: cron,
         EVERY_PROPERTY: _span(every),
@@ -398,6 +402,13 @@ def _span(span: str | timedelta | None) -> str | None:
     so it is elapsed time.
     """
     return f"PT{span.total_seconds():.3f}S" if isinstance(span, timedelta) else span
+
+
+def _check_timezone(name: str) -> None:
+    try:
+        checked_timezone(name)
+    except CorruptEntryError as error:
+        raise UsageError(error.message + closest(str(name), sorted(zone_names()))) from None
 
 
 def _time_ms(moment: datetime | int, name: str) -> int:

@@ -197,7 +197,7 @@ def _parsed(pairs: tuple[tuple[str, str], ...]) -> Repetition:
     repetition = Repetition(
         cron=None if cron is None else _checked_cron(cron),
         every=None if every is None else _checked_interval(every),
-        timezone=_checked_timezone(texts.get(TIMEZONE_PROPERTY, "UTC")),
+        timezone=checked_timezone(texts.get(TIMEZONE_PROPERTY, "UTC")),
         until_ms=None if until is None else checked_time_ms(UNTIL_PROPERTY, until),
         count=None if count is None else _checked_count(COUNT_PROPERTY, count),
         jitter_ms=_checked_jitter_ms(texts.get(JITTER_PROPERTY, "PT0S")),
@@ -328,14 +328,19 @@ def _parse_duration(text: str) -> Duration | None:
 
 def _checked_jitter_ms(text: str) -> int:
     duration = _parse_duration(text)
-    if duration is None or duration.shortest_ms > DAY_MS:
-        raise bad_schedule(
-            f"{JITTER_PROPERTY} is no ISO-8601 duration up to one day, such as PT30S"
-        )
+    if duration is None:
+        raise bad_schedule(f"{JITTER_PROPERTY} is no ISO-8601 duration, such as PT30S")
+    if duration.shortest_ms > DAY_MS:
+        raise bad_schedule(f"{JITTER_PROPERTY} is longer than a day")
     return duration.shortest_ms
 
 
-def _checked_timezone(text: str) -> str:
+def checked_timezone(text: str) -> str:
+    """Return the name of a zone.
+
+    Raises:
+        CorruptEntryError: it is none.
+    """
     if text not in local_times.zone_names():
         raise bad_schedule(
             f"{TIMEZONE_PROPERTY} is no time zone of the IANA database {TIMEZONE_DATA_VERSION}, "
