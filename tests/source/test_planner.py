@@ -615,6 +615,27 @@ def test_a_topic_that_was_read_and_was_refused_when_the_end_was_fixed_is_read_by
     assert once.latestOffset(end, ReadAllAvailable()) == end
 
 
+def test_a_topic_that_the_broker_denies_at_the_start_has_a_cursor_once_it_is_read(
+    peer: Peer,
+) -> None:
+    peer.topics = [TOPIC]
+    peer.add(single(b"a"))
+    first = pattern_reader(peer, subscription="s")
+    start = first.latestOffset(first.initialOffset(), ReadAllAvailable())
+    first.stop()
+    peer.add(single(b"b"), first=1)
+    peer.missing_topics = {TOPIC}
+    again = pattern_reader(peer, subscription="s")
+    _readers.append(again)
+    again.reportLatestOffset()
+    peer.missing_topics = set()
+    time.sleep(1.1)
+    end = again.latestOffset(start, ReadAllAvailable())
+    assert from_json(end)[TOPIC].position == Position(7, 1)
+    again.latestOffset(end, ReadAllAvailable())
+    assert peer.acknowledged == Position(7, 1)
+
+
 def test_a_new_topic_whose_subscription_somebody_holds_makes_no_other_wait(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -50,8 +50,10 @@ class SourceCursors:
             self._make(name, self._options.pinned_by, came_later)
         if self._options.subscription:
             cursor = DurableCursor(self._cluster, name, self._options.subscription)
-            # The other topic partitions do not wait for one that came later: it is tried again.
-            (cursor.try_to_open if came_later else cursor.ensure)(from_earliest=True)
+            # The other topic partitions do not wait for one that came later: it is tried again. If
+            # there is no topic now, the first acknowledgement after it is back creates the cursor.
+            with contextlib.suppress(TopicNotFoundError):
+                (cursor.try_to_open if came_later else cursor.ensure)(from_earliest=True)
             self._cursors[name] = cursor
 
     def _make(self, name: str, subscription: str, came_later: bool) -> None:
