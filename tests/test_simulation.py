@@ -67,7 +67,7 @@ _FOUND_BY = {
         219,
         Features(has_tables=True, changes_options=True, has_index=False, keeps_ledgers=True),
     ),
-    "cut-for-the-cores-of-this-process": (13, Features(limits_cancels=True, keeps_ledgers=True)),
+    "cut-for-the-cores-of-this-process": (4, Features(limits_cancels=True, keeps_ledgers=True)),
     "first-run-of-a-batch-is-sent": (82, Features(changes_keys=True, keeps_ledgers=True)),
     "latest-without-question": (
         3,

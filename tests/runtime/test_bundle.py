@@ -88,11 +88,12 @@ def pipeline(folder: Path, **spark: Any) -> dict[str, Any]:
 
 
 def test_executors_unpack_the_bundle_and_search_it_first(tmp_path: Path) -> None:
-    spark = parse_config(pipeline(tmp_path, master="spark://h:7077", bundle="a/b.tar.gz")).spark
+    data = pipeline(tmp_path, master="spark://h:7077", bundle="a/b.tar.gz")
+    spark = parse_config(data, folder="/etc/app").spark
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert spark.session_settings == {
         "spark.driver.memory": "2g",
-        "spark.archives": "a/b.tar.gz#ledgerlake_bundle",
+        "spark.archives": "/etc/app/a/b.tar.gz#ledgerlake_bundle",
         "spark.executorEnv.PYTHONPATH": "ledgerlake_bundle",
         "spark.pyspark.python": f"python{version}",
     }
@@ -100,10 +101,9 @@ def test_executors_unpack_the_bundle_and_search_it_first(tmp_path: Path) -> None
 
 def test_a_setting_of_the_users_stands_behind_the_bundle(tmp_path: Path) -> None:
     settings = {"spark.archives": "models.zip", "spark.executorEnv.PYTHONPATH": "own"}
-    spark = parse_config(
-        pipeline(tmp_path, master="yarn", bundle="b.tar.gz", settings=settings)
-    ).spark
-    assert spark.session_settings["spark.archives"] == "b.tar.gz#ledgerlake_bundle,models.zip"
+    data = pipeline(tmp_path, master="yarn", bundle="/etc/b.tar.gz", settings=settings)
+    spark = parse_config(data).spark
+    assert spark.session_settings["spark.archives"] == "/etc/b.tar.gz#ledgerlake_bundle,models.zip"
     assert spark.session_settings["spark.executorEnv.PYTHONPATH"] == "ledgerlake_bundle:own"
 
 
@@ -113,6 +113,6 @@ def test_one_machine_needs_no_bundle(tmp_path: Path) -> None:
 
 
 def test_a_bundle_that_is_missing_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
-    config = parse_config(pipeline(tmp_path, master="spark://h:7077", bundle="nowhere.tar.gz"))
-    with pytest.raises(SetupError, match=r"make it with: ledgerlake bundle nowhere\.tar\.gz"):
+    config = parse_config(pipeline(tmp_path, master="spark://h:7077", bundle="/nowhere.tar.gz"))
+    with pytest.raises(SetupError, match=r"make it with: ledgerlake bundle /nowhere\.tar\.gz"):
         start_spark("test", config, Namespace(master=None, conf=[]))
