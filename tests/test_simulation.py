@@ -574,7 +574,9 @@ def test_a_process_that_is_suspended_while_it_starts_commits_nothing_beside_anot
     assert "Error: " in history.apps[1].ended
 
 
-@pytest.mark.parametrize("name", ["first_ends", "settings", "start", "stream", "tables", "ends"])
+@pytest.mark.parametrize(
+    "name", ["first_ends", "settings", "selected", "start", "stream", "tables", "ends"]
+)
 def test_a_process_that_records_its_first_start_late_changes_nothing_of_its_successor(
     edges: Edges, name: str
 ) -> None:

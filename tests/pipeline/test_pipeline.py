@@ -9,6 +9,7 @@ import shutil
 import time
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -748,6 +749,26 @@ def test_a_start_alone_with_other_tables_leaves_all_messages_compared(tmp_path: 
         selected = checkpoint.selected()
         assert selected is not None
         assert selected.earlier_ends[PREFIX + "a"] == Position(1, 5)
+
+
+@pytest.mark.parametrize("looks", [False, True], ids=["a start", "a look at a start"])
+def test_a_record_of_tables_of_a_newer_release_is_refused_before_a_micro_batch(
+    tmp_path: Path, *, looks: bool
+) -> None:
+    with Peer() as peer:
+        components = with_tables_by_topic(tmp_path, peer.url)._components
+        checkpoint = tmp_path / "checkpoint"
+        (checkpoint / "ledgerlake/selected.json").write_text('{"version": 2}')
+        before = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
+        start, existing = components.start, components.tables.check(None)
+        begin = partial(start.examine, outbox=None) if looks else start.acquire
+        with (
+            closing(components.cluster),
+            closing(components.cursors),
+            pytest.raises(OffsetError, match="selection of tables of version 2"),
+        ):
+            begin([PREFIX + "a"], existing)
+    assert before == {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
 
 
 def test_a_topic_is_forgotten_if_all_partitions_that_were_read_are(tmp_path: Path) -> None:

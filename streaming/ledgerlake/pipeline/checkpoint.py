@@ -248,8 +248,6 @@ class Checkpoint:
         Raises:
             SetupError: the folder cannot be written.
         """
-        if self.selected() == selected:
-            return
         self._save("selected", selected.to_json())
 
     def tables(self) -> dict[str, str]:

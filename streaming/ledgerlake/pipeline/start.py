@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from ledgerlake.options.config import Config
     from ledgerlake.pipeline.checkpoint import Checkpoint
     from ledgerlake.pipeline.cursors import CursorKeeper
-    from ledgerlake.pipeline.row_settings import Setting
+    from ledgerlake.pipeline.row_settings import Selected, Setting
     from ledgerlake.pipeline.tables import Tables
     from ledgerlake.publish.outbox import Outbox
     from ledgerlake.stored.offsets import Offset
@@ -95,6 +95,7 @@ class Start:
         # Of the checkpoint, once it is acquired: its number, and where the delivery begins.
         self.number = 0
         self.delivery: str | None = None
+        self._selected: Selected | None = None
 
     def acquire(self, names: list[str], tables: list[Table]) -> Offset:
         """Acquire the right to run the stream; return the pipeline's first position, which is
@@ -161,8 +162,9 @@ class Start:
             SetupError: the folder cannot be written.
         """
         committed = self._checkpoint.log.committed_offset() or {}
-        selected = selected_now(self._checkpoint.selected(), self._config, committed)
-        self._checkpoint.save_selected(selected)
+        selected = selected_now(self._selected, self._config, committed)
+        if selected != self._selected:
+            self._checkpoint.save_selected(selected)
 
     def examine(
         self, names: list[str], tables: list[Table], outbox: Outbox | None
@@ -219,6 +221,8 @@ class Start:
         """Compare all; return the tables that ``check_tables_are_newest`` returns."""
         removed = self._compare_tables(tables)
         self.compare_settings(tables)
+        # Whoever cannot read it may not write either: it is needed after the first micro-batch.
+        self._selected = self._checkpoint.selected()
         if start is not None:
             self._compare_with_cursors(start)
         return removed
