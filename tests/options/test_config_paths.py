@@ -254,6 +254,15 @@ def test_a_secret_is_read_from_a_folder_whose_name_needs_escapes(
     assert resolve_secret(config.metrics.token) == "hushed"
 
 
+@pytest.mark.parametrize("prefix", ["file:", "file://", "file:///"])
+def test_an_absolute_reference_to_a_secret_stays_as_it_is(tmp_path: Path, prefix: str) -> None:
+    (tmp_path / "token").write_text("hushed")
+    config = _config("/etc", "metrics.token", f"{prefix}{tmp_path}/token")
+    assert config.metrics is not None
+    assert config.metrics.token == f"{prefix}{tmp_path}/token"
+    assert resolve_secret(config.metrics.token) == "hushed"
+
+
 def test_a_path_that_begins_with_a_variable_is_refused() -> None:
     content = _FILE.replace("../lake/orders", "$HOME/lake").encode()
     with pytest.raises(UsageError, match=r"\[delta\] path cannot be '\$HOME/lake'; variables are"):

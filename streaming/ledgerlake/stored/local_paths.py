@@ -56,7 +56,7 @@ def _with_path(reference: str, change: Callable[[str], str]) -> str:
     if not reference.startswith("file:"):
         return reference
     path = unquote(reference.removeprefix("file:").removeprefix("//"))
-    return f"file:{quote(change(path))}"
+    return reference if path.startswith("/") else f"file:{quote(change(path))}"
 
 
 def resolve_secret_file(text: str, folder: str) -> str:
