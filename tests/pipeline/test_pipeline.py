@@ -821,7 +821,7 @@ def with_a_table(
     return pipeline, table
 
 
-_NEVER = cursors._Unopened(0.0, 0.0, is_busy=True)
+_NEVER = cursors._Unopened(0.0, 0.0, ConsumerBusyError("held"))
 
 
 def test_a_new_topic_whose_subscription_another_process_holds_stops_nothing_unless_it_holds_all(
@@ -874,6 +874,18 @@ def test_a_start_leaves_a_topic_out_that_was_never_read_and_that_the_broker_refu
             keeper.close()
         assert f"the subscription s of {new} cannot be opened yet" in caplog.text
         cluster.close()
+
+
+def test_a_look_at_a_start_tells_a_topic_that_another_consumer_holds(tmp_path: Path) -> None:
+    new = f"{TOPIC}-new"
+    with Peer(subscriptions={"s": False}, refuse_topics={new: (pb.ConsumerBusy, "held")}) as peer:
+        cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
+        keeper = CursorKeeper(cluster, "s", Checkpoint(Place(str(tmp_path))))
+        with closing(cluster), closing(keeper):
+            left_out = keeper.acquire_existing([TOPIC, new], unread=[new])
+            assert keeper.is_owner
+    assert left_out.keys() == {new}
+    assert "another consumer holds" in left_out[new].message
 
 
 def test_a_start_of_which_the_broker_refuses_all_topics_owns_nothing(tmp_path: Path) -> None:

@@ -438,7 +438,7 @@ def _after(before: Finding, name: str, call: Callable[[], str | Finding]) -> Fin
 
 
 def _left_out(refused: dict[str, LedgerlakeError]) -> str:
-    """Say that the broker refuses topic partitions that a start leaves out."""
+    """Say why a start leaves topic partitions out."""
     name, error = min(refused.items())
     more = f", and {len(refused) - 1:,} more" if len(refused) > 1 else ""
     return (

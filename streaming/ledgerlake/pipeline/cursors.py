@@ -62,13 +62,18 @@ _HELD_FOR_S = BUSY_FOR_S + 30.0
 
 @dataclass(frozen=True)
 class _Unopened:
-    """A new topic partition whose subscription could not be opened since a time, and when it is
-    tried again. ``is_busy``: another consumer holds it.
+    """A new topic partition whose subscription could not be opened since a time, when it is tried
+    again, and why it could not be opened.
     """
 
     since_s: float
     again_s: float
-    is_busy: bool
+    error: LedgerlakeError
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether another consumer holds it."""
+        return isinstance(self.error, ConsumerBusyError)
 
 
 class CursorKeeper:
@@ -119,7 +124,9 @@ class CursorKeeper:
             self._acquire_one(name, from_earliest, busy_for_s)
         if self._unopened and not self._cursors:
             # Only an open subscription shows that no other process runs the stream.
-            self._acquire_one(min(self._unopened), from_earliest, busy_for_s)
+            name = min(self._unopened)
+            del self._unopened[name]
+            self._acquire_one(name, from_earliest, busy_for_s)
 
     def _acquire_one(self, name: str, from_earliest: bool, busy_for_s: float | None) -> None:
         cursor = DurableCursor(self._cluster, name, self.subscription)
@@ -140,7 +147,7 @@ class CursorKeeper:
         self, topic_partitions: Collection[str], unread: Collection[str]
     ) -> dict[str, LedgerlakeError]:
         """Acquire the subscriptions that exist, and create none; wait for no other process. Return
-        why the broker refuses topic partitions that ``acquire`` leaves out.
+        why the topic partitions that ``acquire`` leaves out cannot be opened.
 
         Raises:
             As ``acquire``.
@@ -157,7 +164,7 @@ class CursorKeeper:
         if refused and len(refused) == len(topic_partitions):
             raise min(refused.items())[1]
         self.acquire(existing, from_earliest=True, busy_for_s=0.0, unread=unread)
-        return refused
+        return refused | {name: unopened.error for name, unopened in self._unopened.items()}
 
     def existing(self, topic_partitions: Iterable[str]) -> list[str]:
         """Return the topic partitions that have the subscription, whoever holds it.
@@ -388,7 +395,7 @@ class CursorKeeper:
                 if is_busy
                 else min(max(now_s - since_s, _TRY_AGAIN_S), _TRY_AGAIN_MOST_S)
             )
-            self._unopened[name] = _Unopened(since_s, now_s + pause_s, is_busy)
+            self._unopened[name] = _Unopened(since_s, now_s + pause_s, error)
             return False
         self._cursors[name] = cursor
         return True

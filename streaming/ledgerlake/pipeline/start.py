@@ -170,8 +170,8 @@ class Start:
         self, names: list[str], tables: list[Table], outbox: Outbox | None
     ) -> dict[str, LedgerlakeError]:
         """Check what ``acquire`` and ``open_outbox`` check, and change nothing: only subscriptions
-        that exist are acquired. Return why the broker refuses topic partitions that ``acquire``
-        leaves out.
+        that exist are acquired. Return why the topic partitions that ``acquire`` leaves out cannot
+        be opened.
 
         Raises:
             As ``acquire`` and ``open_outbox``.
