@@ -9,13 +9,15 @@ import socket
 import ssl
 import time
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.cursor import DurableCursor
+from ledgerlake.client.missing_topics import with_similar
 from ledgerlake.devbroker.security import make_security
-from ledgerlake.errors import ConsumerBusyError, TopicNotFoundError
+from ledgerlake.errors import ConsumerBusyError, TopicNotFoundError, TransportError
 from ledgerlake.inspect.checks import Finding, check_config
 from ledgerlake.inspect.new_config import LastEntriesFacts, look_at
 from ledgerlake.inspect.positions import find_places
@@ -179,6 +181,24 @@ def test_all_missing_topics_are_named_at_once(peer: Peer, tmp_path: Path) -> Non
         "persistent://public/default/visit does not exist either; there is "
         "persistent://public/default/visits"
     )
+
+
+def test_of_many_missing_topics_some_are_named(peer: Peer, tmp_path: Path) -> None:
+    names = [f"order{number}" for number in range(8)]
+    peer.missing_topics = {f"persistent://public/default/{name}" for name in names}
+    text = problem(found(peer, tmp_path, source={"topics": names}), "topics")
+    assert "order4 does not exist either" in text
+    assert text.endswith("; 8 topics do not exist in all")
+
+
+def test_if_the_broker_fails_no_further_topic_is_asked_for() -> None:
+    cluster = MagicMock()
+    gone = TopicNotFoundError("a does not exist")
+    cluster.topic_partitions.side_effect = [gone, TransportError("no answer"), gone]
+    cluster.topics_of.return_value = ["persistent://public/default/zzz"]
+    topics = [f"persistent://public/default/{name}" for name in "abc"]
+    assert with_similar(gone, cluster, topics).message == gone.message
+    assert cluster.topic_partitions.call_count == 2
 
 
 def test_a_namespace_without_topics_is_told(peer: Peer, tmp_path: Path) -> None:

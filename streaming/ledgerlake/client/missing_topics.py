@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _MOST = 3
 
+# So many missing topics are named.
+_MOST_NAMED = 5
+
 
 def find_topic_partitions(cluster: Cluster, selection: TopicSelection) -> list[str]:
     """Return the topic partitions to read.
@@ -35,31 +38,37 @@ def find_topic_partitions(cluster: Cluster, selection: TopicSelection) -> list[s
 def with_similar(
     error: TopicNotFoundError, cluster: Cluster, topics: Iterable[str]
 ) -> TopicNotFoundError:
-    """Return the error, which names the first missing topic, with the other missing ones, and with
-    the names of existing topics that are similar to each.
+    """Return the error, which names the first missing topic, with some other missing ones, and
+    with the names of existing topics that are similar to each.
 
     Args:
         topics: full names.
     """
     topics_of = cache(cluster.topics_of)
-    missing = [topic for topic in topics if _is_missing(cluster, topic)]
-    hints = [_hint(topic, topics_of) for topic in missing]
+    missing = _missing(cluster, topics)
+    named = missing[:_MOST_NAMED]
+    hints = [_hint(topic, topics_of) for topic in named]
     also = (
         f"; {topic} does not exist either{hint}"
-        for topic, hint in zip(missing[1:], hints[1:], strict=True)
+        for topic, hint in zip(named[1:], hints[1:], strict=True)
     )
-    return TopicNotFoundError(error.message + "".join(hints[:1]) + "".join(also))
+    more = f"; {len(missing):,} topics do not exist in all" if named != missing else ""
+    return TopicNotFoundError(error.message + "".join(hints[:1]) + "".join(also) + more)
 
 
-def _is_missing(cluster: Cluster, topic: str) -> bool:
-    """Return whether the broker says so."""
-    try:
-        cluster.topic_partitions(topic)
-    except TopicNotFoundError:
-        return True
-    except LedgerlakeError:
-        pass
-    return False
+def _missing(cluster: Cluster, topics: Iterable[str]) -> list[str]:
+    """Return the topics that the broker says are missing, up to the first that it does not tell of:
+    each such one may take as long as all tries.
+    """
+    missing: list[str] = []
+    for topic in topics:
+        try:
+            cluster.topic_partitions(topic)
+        except TopicNotFoundError:
+            missing.append(topic)
+        except LedgerlakeError:
+            break
+    return missing
 
 
 def _hint(topic: str, topics_of: Callable[[str], list[str]]) -> str:
