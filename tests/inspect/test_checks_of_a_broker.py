@@ -326,6 +326,16 @@ def test_a_refused_topic_is_a_warning_if_a_start_leaves_it_out(
     )
 
 
+def test_a_refused_topic_is_told_beside_a_damaged_checkpoint(peer: Peer, tmp_path: Path) -> None:
+    peer.refuse_topics = {TOPIC: (pb.AuthorizationError, "not authorized")}
+    start = tmp_path / "checkpoint/ledgerlake/start.json"
+    start.parent.mkdir(parents=True)
+    start.write_text("{")
+    findings = found(peer, tmp_path)
+    assert "not authorized" in findings["reading"].text
+    assert "damaged" in findings["tables"].text
+
+
 def test_a_stream_of_that_name_runs_with_another_checkpoint(peer: Peer, tmp_path: Path) -> None:
     peer.subscriptions["ledgerlake-orders"] = True
     text = problem(found(peer, tmp_path), "checkpoint")

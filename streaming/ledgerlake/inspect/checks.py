@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -186,7 +186,11 @@ class _Broker:
         from ledgerlake.pipeline.checkpoint import Checkpoint
         from ledgerlake.pipeline.left_topics import unread_topic_partitions
 
-        return name in unread_topic_partitions(Checkpoint(self._config.checkpoint_place), [name])
+        checkpoint = Checkpoint(self._config.checkpoint_place)
+        # Another check tells of a checkpoint that cannot be read.
+        with suppress(LedgerlakeError):
+            return name in unread_topic_partitions(checkpoint, [name])
+        return False
 
     def _broker_metadata(self) -> str | Finding:
         if not any(last.entries for last in self._last):
