@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from ledgerlake.cli.waiting import _print_row
+from ledgerlake.cli.waiting import _nothing_found, _print_row
 
 
 def test_what_senders_wrote_is_printed_on_one_line_without_control_characters(
@@ -56,3 +56,12 @@ def test_of_a_message_that_may_be_what_is_asked_for_it_is_said_that_it_is_not_kn
         assert json.loads(printed)["is_known"] is False
     else:
         assert printed.endswith("t-partition-0 1:1  key and properties not known\n")
+
+
+def test_that_nothing_known_is_what_is_asked_for_is_said_also_if_unknown_messages_are_listed() -> (
+    None
+):
+    said = "is known to wait, as of the pipeline's last micro-batch"
+    assert _nothing_found(True, are_listed=True) == f"no such message {said}"
+    assert _nothing_found(True, are_listed=False).startswith("no such message waits, ")
+    assert _nothing_found(False, are_listed=False).startswith("no message waits, ")

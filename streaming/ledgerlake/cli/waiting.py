@@ -87,11 +87,9 @@ def _waiting(options: argparse.Namespace) -> int:
     order = ("deliver_at", "topic", "partition", "ledger_id", "entry_id", "batch_index")
     ordered = rows.orderBy(*known_first, *order).select(*_SHOWN)
     listed = [row.asDict() for row in ordered.limit(options.count).collect()]
-    if not listed:
+    if all(asks_content and not row["is_known"] for row in listed):
         is_filtered = asks_content or options.due_before is not None
-        which = "no such message" if is_filtered else "no message"
-        # It may not have read the newest messages yet.
-        print(f"{which} waits, as of the pipeline's last micro-batch", file=sys.stderr)
+        print(_nothing_found(is_filtered, are_listed=bool(listed)), file=sys.stderr)
     ids = {str((row["properties"] or {}).get(SCHEDULE_PROPERTY, "")) for row in listed} - {""}
     pauses_ms = paused_since_ms(spark, config, ids) if ids else {}
     for row in listed:
@@ -99,6 +97,18 @@ def _waiting(options: argparse.Namespace) -> int:
         position = Position(row["ledger_id"], row["entry_id"])
         _print_row(row, pauses_ms.get((source, position)), options.json)
     return 0
+
+
+def _nothing_found(is_filtered: bool, *, are_listed: bool) -> str:
+    """Return the sentence for a list without a message that is known to be asked for.
+
+    Args:
+        are_listed: whether messages are listed whose key and properties are not known.
+    """
+    which = "no such message" if is_filtered else "no message"
+    waits = "is known to wait" if are_listed else "waits"
+    # The pipeline may not have read the newest messages yet.
+    return f"{which} {waits}, as of the pipeline's last micro-batch"
 
 
 def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) -> None:
