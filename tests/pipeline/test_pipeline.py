@@ -658,12 +658,19 @@ def with_tables_by_topic(folder: Path, url: str, pattern: str = "dev-.*") -> Pip
     return pipeline
 
 
-@pytest.mark.parametrize("state", ["there", "left", "deleted", "forgotten"])
+@pytest.mark.parametrize("state", ["there", "left", "deleted", "forgotten", "moved"])
 def test_a_removed_table_of_a_topic_stops_the_stream_only_if_the_topic_is_still_there(
     tmp_path: Path, state: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    is_gone = state in ("deleted", "forgotten")
-    with Peer(missing_topics={PREFIX + "b"} if state == "deleted" else set()) as peer:
+    is_gone = state in ("deleted", "forgotten", "moved")
+    is_deleted = state in ("deleted", "moved")
+    with Peer(missing_topics={PREFIX + "b"} if is_deleted else set()) as peer:
+        if state == "moved":
+            old = tmp_path.with_name("old")
+            with_tables_by_topic(old, peer.url)
+            write_metadata(old / "checkpoint", f"file:{old}/checkpoint")
+            tmp_path.rmdir()
+            old.rename(tmp_path)
         with_tables_by_topic(tmp_path, peer.url)
         shutil.rmtree(tmp_path / "lake/dev-b")
         pipeline = with_tables_by_topic(

@@ -24,6 +24,7 @@ from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, ConsumerBusyError, DataLossError, SetupError
 from ledgerlake.options.config import check_stores
+from ledgerlake.options.table_options import table_name
 from ledgerlake.pipeline.batch_ends import last_run, save_seen_tables, seen_tables
 from ledgerlake.pipeline.left_topics import (
     check_topics,
@@ -484,12 +485,17 @@ class Start:
         return removed
 
     def _seen_tables(self) -> dict[str, SeenBatch]:
-        """Return the last batch that a run saw in each table, by the paths of now."""
+        """Return the last batch that a run saw in each table, by the names and paths of now."""
         move, now = move_of(self._checkpoint.folder), self._paths
-        return {
-            name: replace(seen, path=move.name_among(seen.path, now))
-            for name, seen in seen_tables(self._checkpoint).items()
-        }
+        moved: dict[str, SeenBatch] = {}
+        for name, seen in seen_tables(self._checkpoint).items():
+            path = move.name_among(seen.path, now)
+            # The name of one of [[tables]] has the path.
+            key = table_name(path) if name == table_name(seen.path) else name
+            moved[key] = max(
+                replace(seen, path=path), moved.get(key, seen), key=attrgetter("batch_id")
+            )
+        return moved
 
     @property
     def _paths(self) -> set[str]:
