@@ -349,7 +349,18 @@ def test_the_order_of_tables_and_the_folder_of_a_project_decide_nothing() -> Non
         assert selected.earlier_ends == {}
         # The places that a later change is compared with.
         assert selected.settings == selected_now(None, now, {}).settings
-    assert selected_now(before, of("/moved", tables[0]), read).earlier_ends == {"t": Position(7, 3)}
+    # A change that comes with the move is one.
+    other_place = [tables[0], tables[1] | {"path": "c"}]
+    for changed_tables in (tables[:1], other_place):
+        selected = selected_now(before, of("/moved", *changed_tables), read)
+        assert selected.earlier_ends == {"t": Position(7, 3)}
+
+
+def test_tables_that_stay_while_the_checkpoint_is_moved_are_the_same(tmp_path: Path) -> None:
+    first = config(tmp_path / "checkpoint")
+    moved = replace(first, stream=replace(first.stream, checkpoint="/moved/checkpoint"))
+    read = {"t": PartitionOffset(Position(7, 3))}
+    assert selected_now(selected_now(None, first, {}), moved, read).earlier_ends == {}
 
 
 def test_a_batch_that_the_table_has_is_run_again_under_the_settings_that_it_was_written_with(

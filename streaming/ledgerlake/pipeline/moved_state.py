@@ -85,8 +85,13 @@ def move_of(checkpoint: Place) -> Move:
         As ``former_place``.
     """
     former = former_place(checkpoint) if checkpoint.is_local else None
-    new = checkpoint.root.split("/")
-    old = new if former is None else former.removeprefix("file:").split("/")
+    new = checkpoint.root
+    return move_between(new if former is None else former.removeprefix("file:"), new)
+
+
+def move_between(former: str, now: str) -> Move:
+    """Return the move that gave a checkpoint its present name."""
+    old, new = former.split("/"), now.split("/")
     while old and new and old[-1] == new[-1]:
         old, new = old[:-1], new[:-1]
     return Move("/".join(old), "/".join(new))

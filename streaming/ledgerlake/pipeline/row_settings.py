@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.errors import UsageError
+from ledgerlake.pipeline.moved_state import move_between
 from ledgerlake.stored.fields import exactly, stored
 from ledgerlake.stored.places import Place, parse_place
 from ledgerlake.wire.message_id import Position
@@ -121,9 +122,13 @@ def _selects_same(before: RowSettings, now: RowSettings) -> bool:
     """Return whether two selections are the same. If the checkpoint was moved, its tables may have
     been moved with it.
     """
-    was_moved = before.get("checkpoint") != now["checkpoint"]
-    names = ["tables"] if was_moved else ["tables", "places"]
-    return all(before.get(name) == now[name] for name in names)
+    if before.get("tables") != now["tables"]:
+        return False
+    move = move_between(str(before.get("checkpoint")), str(now["checkpoint"]))
+    places = [json.loads(str(settings.get("places", "[]"))) for settings in (before, now)]
+    return len(places[0]) == len(places[1]) and all(
+        move.name_among(former, [place]) == place for former, place in zip(*places, strict=True)
+    )
 
 
 def _beginning(deliver: DeliverConfig | None, former: Setting) -> Setting:
