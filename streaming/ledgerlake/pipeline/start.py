@@ -33,7 +33,7 @@ from ledgerlake.pipeline.left_topics import (
     unread_topic_partitions,
     warn_of_left_topics,
 )
-from ledgerlake.pipeline.moved_state import adopt_state, former_place, move_of
+from ledgerlake.pipeline.moved_state import Move, adopt_state, former_place, move_of
 from ledgerlake.pipeline.row_settings import (
     changed,
     delivery_of,
@@ -497,6 +497,14 @@ class Start:
             )
         return moved
 
+    def _recorded_place(self, seen: SeenBatch) -> str:
+        """Return where a table was before the checkpoint was moved, if ``_seen_tables`` renamed
+        it.
+        """
+        move = move_of(self._checkpoint.folder)
+        recorded = [former.path for former in seen_tables(self._checkpoint).values()]
+        return Move(move.new, move.old).name_among(seen.path, recorded)
+
     @property
     def _paths(self) -> set[str]:
         return {str(table.path) for table in self._tables.by_name.values()}
@@ -523,7 +531,7 @@ class Start:
         Args:
             topics: those that alone come into it; none of a table with a fixed path.
         """
-        anew = ""
+        anew, place = "", self._recorded_place(seen)
         if recorded is not None and str(table.path) != seen.path:
             state = (
                 f"the path is {table.path} now, where the table has batch {recorded.batch_id}: it "
@@ -531,7 +539,13 @@ class Start:
                 f"lacks what came since; set the path to {seen.path} again"
             )
         elif not is_there:
-            state = f"there is none at {table.path}: it was removed; restore it"
+            what = (
+                "it was removed; restore it"
+                if place == str(table.path)
+                else f"it was at {place} before the checkpoint was moved; move it too, or set the "
+                "path to it"
+            )
+            state = f"there is none at {table.path}: {what}"
             if topics:
                 anew = (
                     f"or, to go on without its rows, take {', '.join(topics)} out of the "
@@ -548,7 +562,7 @@ class Start:
                 "restore the newest one"
             )
         return CheckpointError(
-            f"the table at {seen.path} had batch {seen.batch_id} of the stream "
+            f"the table at {place} had batch {seen.batch_id} of the stream "
             f"{self._config.stream.name} by the checkpoint {self._config.stream.checkpoint}, and "
             f"{state}, {anew}or choose a new folder for the messages from here on, or begin anew: "
             "remove the checkpoint and both tables, then run: ledgerlake forget CONFIG"
