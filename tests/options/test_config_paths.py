@@ -141,8 +141,23 @@ def test_absolute_paths_need_no_working_folder(
 
 @pytest.mark.parametrize("name", ["delta.path", "tables.path"])
 def test_placeholders_are_in_no_folder_of_a_configuration(name: str) -> None:
-    with pytest.raises(UsageError, match=r"cannot be in the folder /srv/\{topic\}/x, since"):
+    with pytest.raises(
+        UsageError,
+        match=r"'lake/orders' is /srv/\{topic\}/x/lake/orders, and a path with \{topic\}",
+    ):
         _config("/srv/{topic}/x", name, "lake/orders")
+    path = "/lake/{topic}" if name == "tables.path" else "/lake/orders"
+    for absolute in (path, f"../..{path}"):
+        assert _config("/srv/{topic}", name, absolute) == _config("/srv", name, path)
+
+
+def test_a_configuration_from_a_pipe_begins_in_no_folder_with_a_placeholder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "{topic}").mkdir()
+    monkeypatch.chdir(tmp_path / "{topic}")
+    with pytest.raises(UsageError, match=r"a path with \{topic\} is that of the tables of single"):
+        _config(folder_of("/dev/stdin"), "tables.path", "lake/orders")
 
 
 @pytest.mark.parametrize("name", sorted(_OPTIONS.keys() - {*_PATHS}))

@@ -40,24 +40,24 @@ from ledgerlake.options.kinds import (
     LIMIT,
     PATH,
     PATH_OR_STATE,
+    PLACEHOLDER,
     SECRET,
     SECRET_FILE,
     STATE,
     TEXT,
     URL,
     choice,
+    resolve_plain,
 )
 from ledgerlake.options.source_options import SourceOptions
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.options.storage_options import StorageConfig
 from ledgerlake.options.table_options import (
     MESSAGES_TABLE,
-    PLACEHOLDER,
     RowsConfig,
     TableOptions,
     table_name,
 )
-from ledgerlake.stored.local_paths import resolve_path
 from ledgerlake.stored.places import Place, check_table_place, parse_place, parse_template
 from ledgerlake.stored.secrets import read_variable
 from ledgerlake.stored.stores import ENVIRONMENT, S3, StorageSettings, check_settings
@@ -789,12 +789,6 @@ def parse_config(data: dict[str, Any], folder: str | Path = ".") -> Config:
             raise UsageError(f"there is no section [{name}]{nearest(name, SECTIONS)}")
     _check_sections_of_keys(data)
     sections = Sections(data, str(folder))
-    placeholder = PLACEHOLDER.search(sections.folder)
-    if placeholder is not None:
-        raise UsageError(
-            f"the configuration cannot be in the folder {folder}, since a path with "
-            f"{placeholder[0]} is that of the tables of single topics; move it to another one"
-        )
     source, starting = _source(sections)
     stream = _stream(sections)
     tables = _tables(sections)
@@ -906,7 +900,8 @@ def _stream(sections: Sections) -> StreamConfig:
         )
     return replace(
         stream,
-        checkpoint=stream.checkpoint or resolve_path(f"checkpoints/{stream.name}", sections.folder),
+        checkpoint=stream.checkpoint
+        or resolve_plain(f"checkpoints/{stream.name}", sections.folder),
     )
 
 

@@ -19,6 +19,9 @@ from ledgerlake.stored.stores import STORES
 
 T = TypeVar("T")
 
+# A part of a topic's name in the path of a table.
+PLACEHOLDER = re.compile(r"\{(\w*)\}")
+
 # At most what 64 bits hold, and ASCII digits only.
 NUMBER = re.compile(r"[0-9]{1,18}")
 _MOST = 10**18 - 1
@@ -211,16 +214,32 @@ def _check_secret_file(value: Any, where: str) -> str:
     return text
 
 
+def resolve_plain(text: str, folder: str) -> str:
+    """Return an absolute path that has only the placeholders of the text.
+
+    Raises:
+        UsageError: the folder in which it begins has one.
+    """
+    path = resolve_path(text, folder)
+    found = PLACEHOLDER.findall(path)
+    if len(found) > len(PLACEHOLDER.findall(text)):
+        raise UsageError(
+            f"'{text}' is {path}, and a path with {{{found[0]}}} is that of the tables of single "
+            "topics; write an absolute path, or move the configuration to another folder"
+        )
+    return path
+
+
 def _texts(takes: str, example: str = "") -> Kind[str]:
     return Kind(takes, lambda text, _where: text, _check_text, example=example, skips_empty=True)
 
 
 TEXT = _texts("a text")
-PATH = replace(_texts("a path"), check=_check_path, resolve=resolve_path)
+PATH = replace(_texts("a path"), check=_check_path, resolve=resolve_plain)
 PATH_OR_STATE = replace(
     PATH,
     takes="`state` or a path",
-    resolve=lambda text, folder: text if text == STATE else resolve_path(text, folder),
+    resolve=lambda text, folder: text if text == STATE else resolve_plain(text, folder),
 )
 SECRET = replace(_texts("a text, `file:PATH` or `env:NAME`"), resolve=resolve_reference)
 SECRET_FILE = replace(PATH, check=_check_secret_file, resolve=resolve_secret_file)

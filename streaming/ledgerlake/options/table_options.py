@@ -17,7 +17,7 @@ from ledgerlake.client.topics import TopicSelection, folder_name
 from ledgerlake.errors import UsageError
 from ledgerlake.options.declared import option
 from ledgerlake.options.json_fields import JSON_FIELDS
-from ledgerlake.options.kinds import FUNCTION, LIST, TEXT, choice
+from ledgerlake.options.kinds import FUNCTION, LIST, PLACEHOLDER, TEXT, choice
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.stored.places import from_text, to_text
 from ledgerlake.values.column_names import folded
@@ -42,8 +42,6 @@ _NOT_DECISIVE = ("name", "section", "place", "iceberg_table", "cluster_by")
 _UNKNOWN_YET = {"late", "delivered_at"}
 
 _PARTS = ("tenant", "namespace", "topic")
-# A part of a topic's name in the path of a table.
-PLACEHOLDER = re.compile(r"\{(\w*)\}")
 _MOST_CLUSTERING_COLUMNS = 4
 
 _ICEBERG_NAME = re.compile(r"\w+(\.\w+)+")
