@@ -62,11 +62,6 @@ _HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "3000" if _IS_LONG else 
 # A history that finds each fault; ``make simulate-faults`` finds others.
 _FOUND_BY = {
     "cursors-before-spark": (4, Features(has_index=False, keeps_ledgers=True)),
-    "batches-by-number": (11, Features(has_schedules=True, limits_cancels=True)),
-    "clock-ahead-of-what-is-read": (
-        219,
-        Features(has_tables=True, changes_options=True, has_index=False, keeps_ledgers=True),
-    ),
     "cut-for-the-cores-of-this-process": (4, Features(limits_cancels=True, keeps_ledgers=True)),
     "first-run-of-a-batch-is-sent": (82, Features(changes_keys=True, keeps_ledgers=True)),
     "latest-without-question": (
