@@ -568,18 +568,23 @@ def test_a_new_topic_whose_last_message_the_broker_does_not_tell_ends_no_other(
     assert planned(again, start)[new].position == Position(7, 1)
 
 
+def read_topic_and_other(peer: Peer, options: dict[str, str]) -> dict[str, Any]:
+    """Read two topics of a pattern by a stream that ends then; return its offset."""
+    peer.topics = [TOPIC, f"{TOPIC}-other"]
+    peer.add(single(b"a"))
+    reader = pattern_reader(peer, topicsPattern="pe+r.*", **options)
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    reader.stop()
+    return start
+
+
 @pytest.mark.parametrize("options", [{}, {"pinnedBy": "s"}, {"subscription": "s"}])
 @pytest.mark.parametrize("is_fixed", [False, True])
 def test_a_topic_that_was_read_and_that_the_broker_refuses_ends_the_start(
     peer: Peer, options: dict[str, str], is_fixed: bool
 ) -> None:
-    names = [TOPIC, f"{TOPIC}-other"]
-    peer.topics = names
-    peer.add(single(b"a"))
-    reader = pattern_reader(peer, topicsPattern="pe+r.*", **options)
-    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    reader.stop()
-    peer.refuse_topics = {names[1]: (pb.AuthorizationError, "not authorized")}
+    start = read_topic_and_other(peer, options)
+    peer.refuse_topics = {f"{TOPIC}-other": (pb.AuthorizationError, "not authorized")}
     # The driver of a pipeline begins with the topics of a first start.
     for given in [start] if "pinnedBy" in options else [start, None]:
         again = pattern_reader(peer, topicsPattern="pe+r.*", **options)
@@ -594,21 +599,16 @@ def test_a_topic_that_was_read_and_that_the_broker_refuses_ends_the_start(
 def test_a_topic_that_was_read_and_was_refused_when_the_end_was_fixed_is_read_by_that_run(
     peer: Peer, options: dict[str, str]
 ) -> None:
-    names = [TOPIC, f"{TOPIC}-other"]
-    peer.topics = names
-    peer.add(single(b"a"))
-    first = pattern_reader(peer, topicsPattern="pe+r.*", **options)
-    start = first.latestOffset(first.initialOffset(), ReadAllAvailable())
-    first.stop()
+    start = read_topic_and_other(peer, options)
     peer.add(single(b"b"), first=1)
-    peer.refuse_topics = {names[1]: (pb.AuthorizationError, "not authorized")}
+    peer.refuse_topics = {f"{TOPIC}-other": (pb.AuthorizationError, "not authorized")}
     once = pattern_reader(peer, topicsPattern="pe+r.*", **options)
     _readers.append(once)
     once.prepareForTriggerAvailableNow()
     peer.refuse_topics = {}
     end = once.latestOffset(start, ReadAllAvailable())
     assert {name: one.position for name, one in from_json(end).items()} == dict.fromkeys(
-        names, Position(7, 1)
+        [TOPIC, f"{TOPIC}-other"], Position(7, 1)
     )
     peer.add(single(b"later"), first=2)
     time.sleep(1.1)

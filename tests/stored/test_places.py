@@ -36,9 +36,9 @@ WAITS = {"retry_timeout": "90s", "max_retries": "1000", "backoff_config.max_back
 @pytest.mark.parametrize(
     ("text", "uri", "root", "hadoop_uri"),
     [
-        ("lake/orders", "/work/lake/orders", "/work/lake/orders", "/work/lake/orders"),
+        ("lake/orders", "/srv/lake/orders", "/srv/lake/orders", "/srv/lake/orders"),
         ("/lake/orders", "/lake/orders", "/lake/orders", "/lake/orders"),
-        ("lake:orders/", "/work/lake:orders", "/work/lake:orders", "/work/lake:orders"),
+        ("lake:orders/", "/srv/lake:orders", "/srv/lake:orders", "/srv/lake:orders"),
         ("file:/lake/a%20b", "/lake/a b", "/lake/a b", "/lake/a b"),
         ("file:///lake/orders", "/lake/orders", "/lake/orders", "/lake/orders"),
         ("s3://lake/orders", "s3://lake/orders", "lake/orders", "s3a://lake/orders"),
@@ -51,7 +51,7 @@ WAITS = {"retry_timeout": "90s", "max_retries": "1000", "backoff_config.max_back
 def test_a_place_has_a_name_in_each_library(
     text: str, uri: str, root: str, hadoop_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "getcwd", lambda: "/work")
+    monkeypatch.setattr(os, "getcwd", lambda: "/srv")
     place = parse_place(text, "path")
     assert (place.uri, place.root, place.hadoop_uri) == (uri, root, hadoop_uri)
 
