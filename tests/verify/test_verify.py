@@ -204,7 +204,7 @@ def test_what_is_missing_twice_and_in_another_order_is_counted(tmp_path: Path) -
 def test_files_that_another_writer_made_of_ours_have_no_order(tmp_path: Path) -> None:
     first, second = map(messages, NAMES)
     config = configured(tmp_path)
-    # As after an OPTIMIZE, a file has later rows first, and its range overlaps those of others.
+    # As after an OPTIMIZE, a file has later rows first, and its range overlaps other ranges.
     write_as_another(tmp_path, pa.concat_tables([first.slice(30, 20), first.slice(0, 20), second]))
     write(tmp_path, first.slice(20, 10), first.slice(50))
     path = config.table_options[0].place
@@ -255,7 +255,7 @@ def test_a_key_whose_messages_were_read_for_other_tables_is_not_missing(tmp_path
     table.check(None)
     table.create()
     first = messages(NAMES[0])
-    # Of the keys k0 to k9 the rows are not those of the latest messages.
+    # The rows of the keys k0 to k9 are not of their latest messages.
     write(tmp_path, first.slice(20, 10), first.slice(50, 5), first.slice(56))
     assert verify(config) == Verdict(messages=19, for_other_tables=20)
     read_on(49)

@@ -28,9 +28,9 @@ class FoundPosition:
     """A position in one topic partition: the first message that a read from there gets.
 
     ``serialised`` is the id as hex, in the form of every Pulsar client. Both are None after the
-    last message. The entries are rows as ``peek`` shows them; None if there is none. If the message
-    is not the first one of its batch, the message before it is in the entry ``at`` too, whose value
-    is that of the message.
+    last message. The entries are rows as ``peek`` shows them; None if no entry is there. If the
+    message is not the first one of its batch, the message before it is in the entry ``at`` too, and
+    that entry shows the value of the message.
     """
 
     topic_partition: str

@@ -154,7 +154,7 @@ def parse_time_ms(text: str, where: str) -> int:
     """A moment, as ISO with a zone or in milliseconds since 1970.
 
     Raises:
-        UsageError: it is neither, has no zone, or is a number that is none of ``GIVEN_TIMES_MS``.
+        UsageError: it is neither, has no zone, or is a number outside of ``GIVEN_TIMES_MS``.
     """
     word = text.strip()
     if NUMBER.fullmatch(word):
@@ -177,7 +177,7 @@ def check_time_ms(time_ms: int, text: str, where: str) -> int:
     """Return a time that was given as this text.
 
     Raises:
-        UsageError: it is none of ``GIVEN_TIMES_MS``.
+        UsageError: it is outside of ``GIVEN_TIMES_MS``.
     """
     if time_ms not in GIVEN_TIMES_MS:
         first, last = time_text(GIVEN_TIMES_MS[0])[:10], time_text(GIVEN_TIMES_MS[-1])[:10]

@@ -339,7 +339,7 @@ def checked_timezone(text: str) -> str:
     """Return the name of a zone.
 
     Raises:
-        CorruptEntryError: it is none.
+        CorruptEntryError: no zone has that name.
     """
     if text not in local_times.zone_names():
         raise bad_schedule(

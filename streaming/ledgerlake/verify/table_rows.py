@@ -103,7 +103,7 @@ class TableRows:
             if not self._inside and "topic" not in columns.names:
                 raise TableError(
                     f"the table at {path} has no column topic, nor a column {PULSAR_COLUMN} with "
-                    "all the metadata of Pulsar, so it is none of a stream; correct its path"
+                    "all the metadata of Pulsar, so no stream has written it; correct its path"
                 )
             self._version = table.version()
             self._partitioned_by = [f"`{name}`" for name in table.metadata().partition_columns]
